@@ -1,5 +1,5 @@
-/* How fast the graphs average: the expected exact steps and contraction rates (rho: by how much a step
- * shrinks what the ranks differ by, in the long run) beside what dsc_topology_rate finds in the matrices.
+/* How fast the graphs average: the expected exact steps and contraction rates (rho: the factor by which a step
+ * shrinks the differences between ranks, in the long run) beside those that dsc_topology_rate finds in the matrices.
  * Pure arithmetic. Exits with 1 when a figure differs in a printed digit. */
 #include "descent/topology.h"
 
@@ -9,7 +9,7 @@
 
 enum { MOST_RANKS = 32, COLUMNS = 4 };
 
-/* What is expected, as printed: "2" for exact after 2 steps, ".3333" for a rate. */
+/* The expected figures, as printed: "2" for exact after 2 steps, ".3333" for a rate. */
 typedef struct row {
     const char *title, *name;
     int peers;
@@ -46,7 +46,7 @@ static const row rows[] = {
 
 static const char *const first_step_expected[COLUMNS] = {".7071", ".9239", ".9808", ".9952"};
 
-/* As the expected figure is written: a whole number, or as many digits behind the point. */
+/* Formats a figure like the expected one: a whole number, or as many digits after the point. */
 static const char *print_like(const char *expected, int64_t exact, double rho, char *text, size_t size) {
     if (exact)
         snprintf(text, size, "%d", (int)exact);

@@ -58,7 +58,7 @@ CIFAR = {
 
 
 def for_epochs(settings):
-    """{name: (options, epochs)} as options."""
+    """Settings [(name, options, epochs), ...] as {name: options}, with the number of epochs in both."""
     return {"%s-e%d" % (name, epochs): "%s --epochs %d" % (options, epochs) for name, options, epochs in settings}
 
 

@@ -1,4 +1,4 @@
-"""Runs of `descent train` that can be cut off and go on: what the scripts of this folder share."""
+"""Runs of `descent train` that can be interrupted and continued, for the scripts of this folder."""
 import json
 import os
 import signal
@@ -20,7 +20,7 @@ def is_done(folder):
 
 
 def is_diverged(folder):
-    """The run ended because its loss was not a number: it would end like this again."""
+    """Whether the run ended because its loss was not a number: repeated, it would end in the same way."""
     return any(line["kind"] == "end" and "is not a number" in (line.get("error") or "") for line in lines(folder))
 
 
@@ -40,7 +40,7 @@ def last_evaluation(folder):
 
 
 def train(command, folder, left):
-    """False when the time is over. The run keeps a checkpoint, and the next call goes on with it."""
+    """Trains a run. Returns False when the time is over; the next call then continues from the checkpoint."""
     log = folder + ".log"
     with open(log, "a", encoding="utf-8") as output:
         child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -59,7 +59,7 @@ int64_t dsc_bench_sizes(dsc_device *device, const char *name, int64_t **out) {
     return n;
 }
 
-/* Random rows; from one column to the next 0.9 stays where `correlated`. */
+/* Uploads random rows; if `correlated`, each element keeps 0.9 of the one in the column before. */
 static void upload_random(dsc_queue *q, uint64_t stream, int correlated, dsc_tensor *t) {
     dsc_rng rng = dsc_rng_start(1, DSC_RNG_TEST, 0, stream);
     int64_t count = dsc_tensor_count(t), n = t->dim[t->ndim - 1];

@@ -37,7 +37,7 @@ static double time_product(dsc_queue *q, dsc_tensor m[3]) {
 typedef struct factors {
     int64_t count;
     dsc_solve_item *items;
-    dsc_tensor *truth; /* what is solved, each time anew */
+    dsc_tensor *truth; /* the matrices to solve, copied for each measurement */
     dsc_tensor work;
 } factors;
 

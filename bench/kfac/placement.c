@@ -1,9 +1,9 @@
 /* How evenly placement spreads the decompositions of ResNet-50, -101 and -152 over 16, 32 and 64 workers
  * (comm-opt).
  *
- * Prints, for each placement, the work (sum of n^3) of the slowest and the fastest worker; the slowest over
- * the mean, and over what no placement can beat (the mean, or the largest factor); and how much less the
- * slowest and the fastest have to do than those of 16 workers. "spread": A and G of a layer are placed
+ * Prints, for each placement, the work (sum of n^3) of the slowest and the fastest worker; the ratio of the slowest
+ * to the mean, and to the lower bound of any placement (the mean, or the largest factor); and how much less work the
+ * slowest and the fastest have than those of 16 workers. "spread": A and G of a layer are placed
  * independently; "together": both to one worker; "as published": together until there are more workers than
  * layers, as the program of the SC'20 paper does, whose measured speed-ups (Table VI) are printed next to it.
  * Pure arithmetic: nothing is decomposed. */
@@ -19,7 +19,7 @@ enum { SCALES = 3, MODELS = 3 };
 static const int scales[SCALES] = {16, 32, 64};
 static const char *const models[MODELS] = {"resnet50", "resnet101", "resnet152"};
 
-/* Table VI: slowest and fastest worker against those of 16. */
+/* Table VI: speed-up of the slowest and the fastest worker over those of 16 workers. */
 static const double published[MODELS][SCALES][2] = {
     {{1.00, 1.00}, {1.34, 2.88}, {1.55, 6.61}},
     {{1.00, 1.00}, {1.41, 3.33}, {1.26, 6.18}},
@@ -42,7 +42,7 @@ static const variant variants[] = {
     {"compute, spread", DSC_KFAC_COMPUTE, SPREAD},
 };
 
-/* Over the workers of one plan: sums of n^3, and of n^2. */
+/* The extremes over the workers of one plan: sums of n^3, and of n^2. */
 typedef struct outcome {
     double slowest, fastest, mean, largest, most_numbers, least_numbers;
 } outcome;

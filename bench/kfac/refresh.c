@@ -1,7 +1,7 @@
 /* bench_refresh: eigenbases turned to those of changed factors by products and one Cholesky, against the exact
  * solves of the same factors in the same run. For whole bases and for bases cut to a quarter: the time of each
  * part in milliseconds, the ratio, and how well the bases fit (the mean over the factors of the residual that
- * dsc_op_rayleigh_batch tells, before and after). Inverses by Cholesky, and exact solves by the quickest
+ * dsc_op_rayleigh_batch reports, before and after). Inverses by Cholesky, and exact solves by the quickest
  * algorithm that the device has for few rows, are timed as well.
  *
  *   bench_refresh [--device cpu|cuda] [--model NAME] [--least ROWS] [--most ROWS] [--threads N] [--rounds N]
@@ -19,13 +19,13 @@
 enum { MAX_ROUNDS = 100 };
 enum { PRODUCTS, ROTATION, ORTHONORMAL, RAYLEIGH, PHASES };
 
-static const double delta = 1e-3, drift = 0.4; /* as much of a factor is new after ten steps */
+static const double delta = 1e-3, drift = 0.4; /* drift: the part of a factor that is new after ten steps */
 
 static void check(dsc_status status) {
     dsc_bench_check("bench_refresh", status);
 }
 
-/* A factor, what it was before, and its exact solution. */
+/* A factor, its earlier value, and the exact solution of one of them. */
 typedef struct factor {
     dsc_tensor a, before, exact, v;
 } factor;
@@ -50,8 +50,8 @@ typedef struct bench {
 
 /* ---- exact solves ---- */
 
-/* Seconds of the solves of what the factors were before (`old`), or of what they are; `quick`: by the quickest
- * algorithm for few rows. */
+/* Seconds of the solves of the earlier factors (`old`), or of the present ones; `quick`: with the quickest algorithm
+ * for few rows. */
 static double solve(bench *b, int old, int quick) {
     for (int64_t i = 0; i < b->count; i++) {
         factor *f = &b->factors[i];
@@ -113,7 +113,7 @@ static void take_columns(bench *b, const dsc_tensor *exact, dsc_tensor *to) {
     dsc_memory_free(&columns);
 }
 
-/* Bases of a part of the columns, from the solves that b->factors hold. */
+/* Makes bases with a part of the columns, from the solutions in b->factors. */
 static void make_bases(bench *b, int part) {
     dsc_device *device = dsc_queue_device(b->q);
     check(dsc_memory_alloc(b->count, sizeof *b->bases, &b->bases));
@@ -218,7 +218,7 @@ static double mean_residual(bench *b) {
     return sum / (double)b->count;
 }
 
-/* The residual of the bases as they were. */
+/* The mean residual of the bases before the refresh. */
 static double residual_before(bench *b) {
     for (int64_t i = 0; i < b->count; i++)
         check(dsc_op_convert(b->q, &b->bases[i].q, &b->bases[i].z));

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: hosts with slow links on this one machine, jobs on them, what they report."""
+"""Shared by the scripts of this folder: hosts with slow links on one machine, jobs on them, and their results."""
 import json
 import os
 import shutil
@@ -56,7 +56,7 @@ def need(*programs):
 
 
 def end_on_signals():
-    """Signals end the program as an exception does, so that everything is put away."""
+    """Makes signals end the program like an exception, so that everything is cleaned up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda caught, frame: sys.exit(128 + caught))
 
@@ -114,7 +114,7 @@ class Hosts:
             self.make("ip", "netns", "exec", host, "sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=reno")
 
     def set_rate(self, mbit):
-        """Of every link, both ways, in Mbit/s; 0: as fast as it goes. A port buffers 4 MiB, as those of switches do."""
+        """Sets the rate of every link, both ways, in Mbit/s; 0: no limit. A port buffers 4 MiB, as in switches."""
         burst = max(131072, int(mbit * 1e6 / 8 / 250))  # what passes in a tick of the kernel's clock, two large packets
         for i in range(self.count):
             for where in (["-n", self.host(i)], "eth0"), ([], self.port(i)):
@@ -154,7 +154,7 @@ class Hosts:
 
     @staticmethod
     def remove_stale():
-        """What a killed run left."""
+        """Removes the namespaces and links that a killed run has left."""
         for line in quietly("ip", "netns", "list").stdout.splitlines():
             name = line.split()[0] if line.strip() else ""
             if name.startswith("dscnet") and name.endswith("-1"):
@@ -227,7 +227,7 @@ class Job:
         return rows[-1]["step"] if rows else 0
 
     def wait_for(self, step, limit=120):
-        """1 when rank 0 is there, 0 when the job has ended before."""
+        """1 when rank 0 has reached that step, 0 when the job has ended before."""
         start = time.monotonic()
         while self.step() < step:
             if self.process.poll() is not None:

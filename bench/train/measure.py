@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: running programs that print one JSON object, and one table."""
+"""Shared by the benchmark scripts: running programs that print one JSON object, and printing a table."""
 import json
 import os
 import statistics
@@ -39,8 +39,8 @@ def find_torch(args):
 
 
 def blas_core():
-    """An OpenBLAS older than the processor falls back to slow kernels; descent corrects that for itself, so the peer gets
-    the same help."""
+    """The setting by which an OpenBLAS older than the processor avoids slow kernels: descent sets it for itself, so the
+    peer gets it, too."""
     try:
         flags = open("/proc/cpuinfo", encoding="ascii").read()
     except OSError:
@@ -89,7 +89,7 @@ def warn_of_load():
 
 
 def run_in_turn(contestants, rounds):
-    """Every contestant (name, command, environment) once a round, so that all meet the same machine."""
+    """Runs every contestant (name, command, environment) once a round, so that all see the same machine."""
     warn_of_load()
     results = {name: [] for name, _, _ in contestants}
     for i in range(rounds):

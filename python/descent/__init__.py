@@ -28,7 +28,7 @@ __all__ = [
 
 
 def library_info() -> str:
-    """One line: version, compiler and libraries of the C library that is in use."""
+    """One line that describes the loaded C library: version, compiler and libraries."""
     from ._library import lib
 
     return f"libdescent {lib.dsc_version().decode()}: {lib.dsc_build_info().decode()}"

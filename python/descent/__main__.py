@@ -10,7 +10,7 @@ from . import _openmp
 
 
 def program() -> str:
-    """The program: the package's own, the one of DESCENT_PROGRAM, or the one on the PATH."""
+    """The path of the program: the package's own, that of DESCENT_PROGRAM, or one on the PATH."""
     here = os.path.dirname(os.path.abspath(__file__))
     own = os.path.join(here, "bin", "descent")
     for path in (os.environ.get("DESCENT_PROGRAM"), own, shutil.which("descent")):

@@ -421,7 +421,7 @@ LogHandler = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
 class _Status:
-    """Marks a function that returns a dsc_status; the call then raises instead."""
+    """Marks a function that returns a dsc_status; calling it raises an exception instead."""
 
 
 _T = POINTER(Tensor)
@@ -580,7 +580,7 @@ def _text(value: Optional[bytes]) -> str:
     return value.decode(errors="replace") if value else ""
 
 
-# The exception of a Python callback, by thread, until the call that it was called by reports it.
+# The exception of a Python callback, by thread, until the library call that ran it reports it.
 _causes = threading.local()
 
 
@@ -609,7 +609,7 @@ _SONAME = "libdescent.so.0.2"  # soversion in cmake/libraries.cmake
 
 
 def _candidates() -> List[str]:
-    """Files to try, in order: the one named by DESCENT_LIBRARY, the package's own, the system's."""
+    """Files to try, in order: that named by DESCENT_LIBRARY, the package's own, the system's."""
     named = os.environ.get("DESCENT_LIBRARY")
     if named:
         return [named]

@@ -1,8 +1,8 @@
 """CUDA's libraries from the packages of NVIDIA that PyTorch's wheels install.
 
-A machine may have no CUDA toolkit: PyTorch then brings the libraries in site-packages/nvidia, where
-the system's loader does not look. `with_libraries` repeats a call that has failed because a module
-of the library could not be loaded, after loading the library that was missing from there.
+On a machine without a CUDA toolkit PyTorch brings the libraries in site-packages/nvidia, where the
+system's loader does not look. When a call has failed because a CUDA library was missing,
+`with_libraries` loads that library from there and repeats the call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _folders() -> List[str]:
 
 
 def with_libraries(call: Callable[[], None]) -> None:
-    """Calls it, again after each missing library that a package of NVIDIA has."""
+    """Calls the function; repeats the call after loading each missing library from a package."""
     loaded: List[str] = []
     while True:
         try:

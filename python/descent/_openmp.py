@@ -1,10 +1,11 @@
 """One OpenMP library in a process.
 
-A wheel of this package carries no OpenMP library: in its place is one without functions
-(`libdescent-openmp.so`), and the functions are looked up among all that the process has loaded.
-So `load` makes an OpenMP library visible for all before the C library is loaded. It is PyTorch's,
-where PyTorch carries one (as the wheels of PyPI do), else the system's libgomp; PyTorch, loaded
-before or after, then uses the same. Without a wheel the system's loader does all this.
+A wheel of this package contains no OpenMP library: instead it has a library without functions
+(`libdescent-openmp.so`), and the functions are looked up in all libraries that the process has
+loaded. So `load` loads an OpenMP library, with its symbols visible to all, before the C library. It
+is PyTorch's, if PyTorch has one (as the wheels of PyPI do), else the system's libgomp; PyTorch,
+whether loaded before or after, then uses the same one. Outside of wheels the system's loader does
+all this.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def is_needed() -> bool:
 
 
 def _torch_libraries() -> List[str]:
-    """The OpenMP libraries that PyTorch carries; PyTorch is not imported for this."""
+    """The OpenMP libraries in PyTorch's package, found without importing PyTorch."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -40,13 +41,13 @@ def _torch_libraries() -> List[str]:
 
 
 def candidates() -> List[str]:
-    """What may be loaded, in order."""
+    """The libraries to try, in order."""
     return [*_torch_libraries(), _SYSTEM]
 
 
 def load() -> Optional[str]:
-    """Makes an OpenMP library visible for all. Returns the one that was loaded, or None where there
-    was one already or none is needed. Raises OSError when there is none."""
+    """Loads an OpenMP library with its symbols visible to all libraries. Returns the library that
+    was loaded; None if there was one already, or none is needed. OSError when none is found."""
     if not is_needed() or hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         return None
     tried = []
@@ -64,7 +65,7 @@ def load() -> Optional[str]:
 
 
 def environment() -> "dict[str, str]":
-    """The environment for a program of the package: the same library, loaded first."""
+    """The environment for a program of the package, which makes it load the same library first."""
     result = dict(os.environ)
     if is_needed():
         present = [path for path in _torch_libraries() if os.path.exists(path)]

@@ -1,10 +1,10 @@
 """Communicators on the ranks of a process group of torch.distributed.
 
 With a group for CPU tensors (gloo) the library's operations are functions in this file. They do not
-run on the caller's group: a gloo group of our own is made of the same ranks and the same store, so
-that our messages never meet the caller's, and parts of it can be made without the other ranks.
-With a group for CUDA tensors only (NCCL) the group just brings the ranks together, and the library
-makes NCCL communicators of its own.
+run on the caller's group: a separate gloo group is made of the same ranks and the same store, so
+that the library's messages cannot be confused with the caller's, and subgroups can be made without
+the other ranks. A group for CUDA tensors only (NCCL) is just used to connect the ranks, and the
+library makes its own NCCL communicators.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _memory(address: int, dtype: torch.dtype, count: int, item: int) -> torch.Te
 
 
 class _Waiters:
-    """Threads that wait for messages. A message of gloo does not report by itself that it is
-    complete, it can only be waited for; so the first test of one starts, or wakes, a thread."""
+    """Threads that wait for messages. A message of gloo cannot be tested for completion, only
+    waited for; so the first test of a message starts, or wakes, a thread that waits for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class _Waiters:
     def _run(self, message: "_Message") -> None:
         while True:
             message.run()
-            del message  # its memory is not ours to keep
+            del message  # this thread must not keep its memory alive
             with self._lock:
                 self._idle += 1
             message = self._queue.get()
@@ -80,7 +80,7 @@ _waiters = _Waiters()
 
 
 class _Collective:
-    """A collective operation; `finish` copies the result to where it belongs."""
+    """A collective operation; `finish` copies the result to its destination."""
 
     def __init__(self, work: Any, finish: Optional[Callable[[], None]] = None) -> None:
         self._work = work
@@ -109,7 +109,7 @@ class _Message:
         assert self._ended is not None
         try:
             self._work.wait(_FOREVER)
-        except BaseException as error:  # reported by wait()
+        except BaseException as error:  # wait() reports it
             self._error = error
         self._ended.set()
 
@@ -186,7 +186,7 @@ class _Place(NamedTuple):
 
 
 class _Gloo:
-    """A gloo group of our own. `name` is the same on its ranks, and that of no other group."""
+    """A separate gloo group. `name` is the same on its ranks and differs from all other groups'."""
 
     def __init__(self, store: Any, name: str, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -198,7 +198,7 @@ class _Gloo:
         self._operations: Dict[int, Any] = {}
         self._numbers = itertools.count(1)
 
-    # What the library calls; see dsc_comm_functions.
+    # The functions that the library calls; see dsc_comm_functions.
 
     def start(self, m: Any) -> int:
         number = next(self._numbers)
@@ -224,7 +224,7 @@ class _Gloo:
         name = f"{self._name}.{self._splits}-{colour}"
         return _Gloo(self._store, name, ranks.index(self.rank), len(ranks))
 
-    # How.
+    # Their implementation.
 
     def _begin(self, m: Any) -> Any:
         if m.op in (SEND, RECV):
@@ -258,8 +258,8 @@ class _Gloo:
         parts = self.ranks if m.op == REDUCE_SCATTER else 1
         given = _memory(m.send, dtype, m.count * parts, item)
         in_place = m.op == ALLREDUCE and dtype not in _HALVES
-        # Sums of halves are computed in float32; gloo has no reduce-scatter, and its reduce uses
-        # the memory of all ranks.
+        # Sums of 16-bit values are computed in float32. gloo has no reduce-scatter, and its reduce
+        # overwrites the memory of all ranks.
         sum_type = torch.float32 if dtype in _HALVES else dtype
         work_on = given if in_place else given.to(sum_type, copy=True)
         options: Any
@@ -315,7 +315,7 @@ def _place(rank: int, nodes: List[int]) -> _Place:
 
 # ---- functions for the library ----
 
-# Objects that the library knows by a number, which it passes as the context of every call.
+# Objects by number; the library passes the number as the context of every call.
 _contexts: Dict[int, Any] = {}
 _numbers = itertools.count(1)
 
@@ -381,7 +381,8 @@ def _devices_of(group: Any) -> Tuple[bool, bool]:
     return "cpu" in backends, backends.get("cuda") == "nccl"
 
 
-# How many communicators were made of these ranks, for names that differ, but not between ranks.
+# The number of communicators made of the same ranks, for names that differ from each other but are
+# equal on all ranks.
 _made: Dict[Tuple[int, ...], int] = {}
 
 
@@ -410,8 +411,8 @@ def _has_nccl() -> bool:
 
 
 def from_group(group: Any = None, over_host: bool = False) -> c_void_p:
-    """A communicator of the library on the ranks of a process group; None: all. `over_host`: by
-    gloo alone, whatever the group is. Collective."""
+    """A communicator of the library on the ranks of a process group; None: all. `over_host`: it
+    uses gloo even if the group is for CUDA tensors. Collective."""
     group = dist.group.WORLD if group is None else group
     if dist.get_rank(group) < 0:
         raise InvalidError("this process is not a member of the process group")
@@ -457,7 +458,7 @@ def _from_gloo(group: Any, kind: bytes) -> c_void_p:
 
 
 class _Contact:
-    """What a process group of CUDA tensors brings ranks together with."""
+    """The functions by which the library connects the ranks of a process group of CUDA tensors."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group, self._device = group, device

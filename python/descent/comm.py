@@ -1,6 +1,6 @@
 """Communicators: the ranks that K-FAC and gossip work with.
 
-`default` connects the ranks by whatever has started them: an initialised process group of
+`default` connects the ranks in the way they were started: an initialised process group of
 torch.distributed, MPI under its launchers, or one process. Objects of this package take a `comm`
 argument: a Communicator, an mpi4py communicator, or a process group.
 """
@@ -30,7 +30,7 @@ class Communicator:
 
     def __init__(self, handle: c_void_p, mpi_comm: Optional[int] = None, group: Any = None) -> None:
         self._handle = handle
-        self._mpi_comm = mpi_comm  # address of an MPI_Comm, 0 for all ranks; None: no choice
+        self._mpi_comm = mpi_comm  # address of an MPI_Comm, 0 for all ranks; None: not given
         self._group = group  # the process group that it was made of
         self._host: Optional[Communicator] = None  # the same ranks, without NCCL
         self._device: Any = None
@@ -93,8 +93,8 @@ class Communicator:
         self._device = device
 
     def over_host(self) -> "Communicator":
-        """The communicator of the same ranks that copies GPU tensors over the host, and that
-        several threads may use, for AD-PSGD; this one, if it does. Collective."""
+        """A communicator of the same ranks that copies GPU tensors over the host and may be used by
+        several threads, as AD-PSGD needs; this one, if it does so itself. Collective."""
         if self._host is not None and not self._host._handle:
             self._host = None  # it was closed
         if self._host is not None:
@@ -109,7 +109,7 @@ class Communicator:
 
             self._host = Communicator(_torch_group.from_group(self._group, over_host=True))
         elif self._mpi_comm is not None and self.size > 1:
-            self._host = self.split(0, self.rank)  # `use` may turn this one to NCCL later
+            self._host = self.split(0, self.rank)  # `use` may switch this one to NCCL later
         return self._host or self
 
     def _has_gpu_each(self, device: Any) -> bool:
@@ -132,7 +132,8 @@ class Communicator:
         return 0 not in all_ and len(set(all_)) == self.size
 
     def close(self) -> None:
-        """Frees it, after everything that uses it. Collective. Does nothing when it is closed."""
+        """Frees the communicator. Objects that use it must be closed before. Collective. Does
+        nothing when it is closed already."""
         if self._handle:
             lib.dsc_comm_destroy(byref(self._handle))
         if self in _open:
@@ -187,7 +188,7 @@ def _torch_world() -> Any:
 
 
 def _mpi_of_others() -> Any:
-    """mpi4py's module MPI, when the program has initialised MPI by it."""
+    """mpi4py's module MPI, if the program has initialised MPI through it."""
     module = sys.modules.get("mpi4py.MPI")
     return module if module is not None and module.Is_initialized() else None
 
@@ -247,7 +248,8 @@ def default(group: Any = None) -> Communicator:
 
 
 def _is_outdated(communicator: Communicator, world: Any) -> bool:
-    """Whether torch.distributed was initialised after a default of one rank was made, or anew."""
+    """Whether torch.distributed was initialised again since the default was made, or for the first
+    time since a default of one rank was made."""
     if world is None or world is _default_world:
         return False
     return _default_world is not None or communicator.size == 1
@@ -266,16 +268,16 @@ _failed = False
 
 
 def close_at_exit(user: Any) -> None:
-    """Notes an object that uses a communicator: its close() is called before communicators are
-    closed at the end of the process, the newest first. After an exception that nobody has caught it
-    is abandon() instead, where the object has that: it must not wait for other ranks."""
+    """Registers an object that uses a communicator: its close() is called at the end of the process
+    before the communicators are closed, the newest object first. After an uncaught exception its
+    abandon(), if it has one, is called instead, which must not wait for other ranks."""
     _users[:] = [known for known in _users if known() is not None]
     _users.append(weakref.ref(user))
 
 
 def _note_exceptions() -> None:
-    """After an exception that nobody has caught the other ranks are somewhere else, so nothing that
-    waits for them may be called at exit."""
+    """Notes uncaught exceptions: after one the other ranks are at another point of the program, so
+    nothing that waits for them may be called at exit."""
     previous = sys.excepthook
 
     def hook(kind: Any, value: Any, traceback: Any) -> None:
@@ -287,8 +289,8 @@ def _note_exceptions() -> None:
 
 
 def _abort_on_exceptions() -> None:
-    """An exception on one rank ends the whole job: the others would wait for this rank for ever.
-    Only where the library has initialised MPI; otherwise the program decides."""
+    """Makes an uncaught exception on one rank end the whole job, because the others would wait for
+    this rank for ever. Only if the library has initialised MPI; otherwise the program decides."""
     previous = sys.excepthook
 
     def hook(kind: Any, value: Any, traceback: Any) -> None:

@@ -169,7 +169,7 @@ static dsc_status draw(trial *t, uint64_t seed) {
     return dsc_queue_sync(t->queue);
 }
 
-/* Collective. */
+/* Computes the true mean of the vectors. Collective. */
 static dsc_status find_mean(trial *t) {
     double *mean = t->mean.data;
     for (int64_t i = 0; i < t->elements; i++)
@@ -180,7 +180,7 @@ static dsc_status find_mean(trial *t) {
     return DSC_OK;
 }
 
-/* sqrt(mean over ranks |z - mean|^2) and the range of the weights. Collective. */
+/* Measures sqrt(mean over ranks |z - mean|^2) and the range of the weights. Collective. */
 static dsc_status measure(trial *t, double *distance, point *p) {
     const double *mean = t->mean.data;
     double *sum = t->sum.data, *least = t->least.data;
@@ -214,8 +214,8 @@ static double theory(const trial *t, int64_t step) {
     return pow(t->rho, (double)step);
 }
 
-/* For the rank that prints. The rate stays unknown for graphs that are too large to multiply their matrices.
- * */
+/* Computes the theoretical rate, for the rank that prints. It stays unknown for graphs too large to multiply their
+ * matrices. */
 static dsc_status find_rate(trial *t) {
     const dsc_topology *topology = dsc_average_topology(t->average);
     t->period = dsc_topology_period(topology);
@@ -224,7 +224,7 @@ static dsc_status find_rate(trial *t) {
     return status == DSC_E_UNSUPPORTED ? DSC_OK : status;
 }
 
-/* ---- what is printed ---- */
+/* ---- output ---- */
 
 static const char *plural(int64_t number) {
     return number == 1 ? "" : "s";
@@ -261,8 +261,7 @@ static void print_point(const trial *t, int64_t step) {
     printf("\n");
 }
 
-/* The logarithm that is drawn. Distances below 1e-8, the rounding of float32, are drawn at -8, 0 among them.
- * */
+/* The logarithm of a distance in the plot. Distances below 1e-8, the rounding of float32, are drawn at -8, as is 0. */
 static double height(double value) {
     return value < 0 ? NAN : log10(value > 1e-8 ? value : 1e-8);
 }
@@ -327,7 +326,7 @@ static dsc_status print_json(const trial *t, const average_values *v) {
     return DSC_OK;
 }
 
-/* Prints what follows the table, or the JSON object. */
+/* Prints the lines after the table, or the JSON object. */
 static dsc_status print_rest(const trial *t, const average_values *v) {
     if (v->json)
         return print_json(t, v);

@@ -27,7 +27,7 @@ static const double LONG_STEP = 5e12;
 /* So small that the steps that came before hardly change what a step computes, such as the ranks of cut bases. */
 static const double RATE = 1e-6;
 enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does what those before it do */
-/* With K-FAC; the first has the optimiser's name. */
+/* The kinds of steps with K-FAC; the name of the first is that of the optimiser. */
 static const char *const kind_names[KINDS] = {"", "K-FAC, no update", "+ factors",
                                               "+ factors and decomposition"};
 
@@ -126,8 +126,8 @@ typedef struct bench {
     int64_t group;                     /* steps timed together */
     double *total[KINDS];              /* seconds of each timed step; without K-FAC, only of the plain ones */
     double *phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */
-    double *extra;                         /* room for as many differences */
-    double peak_flops;                     /* a second of this rank's device */
+    double *extra;                         /* scratch memory for differences of as many steps */
+    double peak_flops;                     /* per second, of this rank's device */
     double device_bytes;                   /* the most that the steps had on the device */
 } bench;
 
@@ -186,7 +186,7 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     return DSC_OK;
 }
 
-/* Sets K-FAC's options from words NAME=VALUE; `room` keeps the values. */
+/* Sets K-FAC's options from words NAME=VALUE in `room`, which must outlive the options. */
 static dsc_status read_kfac_options(char *room, dsc_kfac_options *kfac) {
     const dsc_option *table = dsc_kfac_option_table();
     for (char *word = strtok(room, " "); word; word = strtok(NULL, " ")) {
@@ -235,8 +235,8 @@ static dsc_status upload(dsc_queue *queue, const void *host, dsc_tensor *out) {
     return dsc_queue_sync(queue);
 }
 
-/* Images uniform in [-1, 1), or tokens, then labels, from the words of one random sequence, which they replace in
- * place. */
+/* Fills the input with images uniform in [-1, 1) or with tokens, and the labels, from the words of one random sequence;
+ * overwrites the words. */
 static dsc_status fill_input(bench *b, uint32_t *words) {
     dsc_queue *queue = dsc_trainer_queue(b->trainers[0]);
     int64_t count = dsc_tensor_count(&b->x), labels = dsc_tensor_count(&b->labels);
@@ -280,7 +280,7 @@ static void destroy(bench *b) {
 
 /* ---- the step ---- */
 
-/* `count` steps of the kind under way, to their end; `report` is that of the last. */
+/* Runs `count` steps of the kind b->kind and waits for their end; *report is that of the last step. */
 static dsc_status run_group(bench *b, int timed, int64_t count, dsc_step_report *report) {
     dsc_trainer *t = b->trainers[b->kind != PLAIN];
     dsc_trainer_time_phases(t, timed);
@@ -312,7 +312,7 @@ static dsc_status run_round(bench *b, int64_t round) {
     return DSC_OK;
 }
 
-/* Adds (sign 1) or subtracts (-1) what was counted until now. Collective. */
+/* Adds (sign 1) or subtracts (-1) the counts of K-FAC's report so far. Collective. */
 static dsc_status count_refreshes(bench *b, int sign) {
     const dsc_kfac_report *r;
     if (!b->warm)
@@ -408,7 +408,7 @@ static results summarise(bench *b, double rss) {
     return r;
 }
 
-/* Those of a kind of steps that took any time. */
+/* The phases of a kind of steps that took any time. */
 static json_t *phases_json(const results *r, int kind) {
     json_t *phases = json_object();
     for (int i = 0; i < DSC_PHASE_COUNT; i++)

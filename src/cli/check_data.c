@@ -63,7 +63,7 @@ static void init(void *values) {
     dsc_option_defaults(options, values);
 }
 
-/* A line that is drawn again and again on a terminal; elsewhere one line every ten seconds. */
+/* Shows progress: one line that is redrawn on a terminal, elsewhere a new line every ten seconds. */
 static void show_progress(void *context, int64_t done, int64_t bad) {
     checked *c = context;
     const int terminal = dsc_terminal_is(stderr);
@@ -97,7 +97,7 @@ static void show_bad(void *context, const dsc_bad_sample *bad) {
     printf("%s\n", bad->message);
 }
 
-/* Tokens are a column of numbers with a label each. */
+/* 1 when samples are sequences of tokens: a column of numbers with a label each. */
 static int is_text(const dsc_dataset_info *info, int64_t labels) {
     return labels > 1 && info->w == 1 && info->c == 1 && labels == info->h;
 }
@@ -117,8 +117,8 @@ static void print_split(const checked *c, const dsc_dataset *set, int64_t bad) {
                (long long)c->info.classes, (long long)bad);
 }
 
-/* One split: *bad is how many of its samples are broken, and *unit what a sample is. A set may have no validation
- * split. */
+/* Checks one split: *bad is the number of broken samples, and *unit names what a sample is. A set may have no
+ * validation split. */
 static dsc_status check_split(const check_values *v, const char *spec, dsc_split split, json_t *splits,
                               int64_t *bad, const char **unit) {
     dsc_data_options data;

@@ -18,13 +18,13 @@ typedef struct dsc_cli_common {
     const char *config;
 } dsc_cli_common;
 
-/* The choices of an option. */
+/* The list of choices of an option, terminated by NULL. */
 #define DSC_CLI_CHOICES(...)                                                                                 \
     (const char *const[]) {                                                                                  \
         __VA_ARGS__, NULL                                                                                    \
     }
 
-/* Options that several commands have, as the fields of their dsc_option. */
+/* Options that several commands have: the fields of their dsc_option. */
 #define DSC_CLI_DEVICE(place)                                                                                \
     .name = "device", .kind = DSC_OPTION_WORD, .offset = (place), .value = "auto",                           \
     .choices = DSC_CLI_CHOICES("auto", "ref", "cpu", "cuda", "gpu")
@@ -91,7 +91,7 @@ typedef struct dsc_cli_command {
     const char *examples;    /* one command a line */
     const dsc_option *options;
     size_t values_size;
-    int computes;               /* 1: on many threads, see dsc_cli_settle_waiting */
+    int computes;               /* 1: computes on many threads, see dsc_cli_settle_waiting */
     void (*init)(void *values); /* sets the defaults */
     /* Adds options that the command line refers to, before `run`; NULL: there are none. */
     dsc_status (*restore)(void *values, dsc_option_set *set);
@@ -111,14 +111,14 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
 /* dsc_comm_agree; also sets session->agreed when it fails. Collective. */
 dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) DSC_MUST_CHECK;
 /* For a rank that has failed: waits two seconds for the others. `text` (DSC_CLI_TEXT bytes) holds this rank's
- * message. Returns 1 when all ranks have failed, with rank 0's message in `text`; 0 when some have not, which
- * may then be waiting for this rank for ever. Leaves dsc_error_message() undefined. */
+ * message. Returns 1 when all ranks have failed, with rank 0's message in `text`; 0 when some have not: these may
+ * be waiting for this rank for ever. Leaves dsc_error_message() undefined. */
 int dsc_cli_failed_together(dsc_cli_session *session, char *text);
 /* Closes what is open. Collective. */
 void dsc_cli_close(dsc_cli_session *session);
 
-/* Makes OpenMP's threads wait without spinning for long, unless the environment says how they wait: may start the
- * program anew. To be called before anything else. */
+/* Makes OpenMP's threads wait without spinning for long, unless the environment says how they shall wait. It may
+ * restart the program, so it must be called before anything else. */
 void dsc_cli_settle_waiting(char *const *argv);
 
 /* 1 on the rank that prints: rank 0 of the session or, before there is one, of the launcher. */

@@ -35,7 +35,8 @@ static void print_words(const char *const *words) {
         printf("%s%s", i ? " " : "", words[i]);
 }
 
-/* The words that an option takes, NULL: others. Of some options the library knows names, but more are allowed. */
+/* The words that an option takes; NULL: it takes other values. For some options these are the names that the library
+ * knows, although more are allowed. */
 static const char *const *words_of(const dsc_option *o) {
     static const char *const on_off[] = {"on", "off", NULL};
     if (o->kind == DSC_OPTION_ON_OFF)
@@ -56,7 +57,7 @@ static void print_commands(void) {
         printf("%s ", dsc_cli_commands[i]->name);
 }
 
-/* 1 when a command takes one of several words after its options, "[a|b]"; "FILE|DIR" stands for others. */
+/* 1 when a command takes one of several fixed words after its options, as in "[a|b]", unlike "FILE|DIR". */
 static int has_words(const dsc_cli_command *command) {
     const char *text = command->arguments;
     return text && strchr(text, '|') && islower((unsigned char)text[strspn(text, "[")]);

@@ -15,7 +15,7 @@ enum { STEPS = 6 }; /* the first one is not timed: it plans, and K-FAC decompose
 typedef struct trial {
     const dsc_cli_train_values *v;
     dsc_cli_progress progress;
-    const char *resume; /* rank 0: the checkpoint to go on from; NULL: none */
+    const char *resume; /* rank 0: the checkpoint to continue from; NULL: none */
     char checkpoint[DSC_CLI_OUT_SIZE];
     int64_t epoch_steps;
     int64_t tokens;      /* of a sample; 0: images */
@@ -33,7 +33,8 @@ static void note(void *context, const dsc_progress *p) {
         dsc_cli_progress_event(&t->progress, p);
 }
 
-/* Rank 0: "auto" looks into an output directory, which this run does not have: the checkpoint is named instead. */
+/* Rank 0: finds the checkpoint that --resume auto stands for and names it, because "auto" looks into the output
+ * directory of a run, and this run has none. */
 static dsc_status find_checkpoint(trial *t) {
     const dsc_cli_train_values *v = t->v;
     t->resume = v->o.resume;
@@ -84,7 +85,7 @@ static void print_time(const trial *t, int ranks) {
            dsc_cli_duration(step_s * (double)steps, all, sizeof all));
 }
 
-/* The memory of this process at its peak, and what K-FAC holds of it. */
+/* Prints the peak memory of this process, and how much of it K-FAC uses. */
 static void print_memory(dsc_trainer *trainer, const dsc_device *device) {
     struct rusage use = {.ru_maxrss = 0};
     getrusage(RUSAGE_SELF, &use);

@@ -13,9 +13,9 @@ typedef struct confusion {
     int64_t label, taken, images;
 } confusion;
 
-/* How one class fares. */
+/* Counts of one class. */
 typedef struct class_sums {
-    int64_t images, right, taken; /* of the class; of them right; taken for the class */
+    int64_t images, right, taken; /* images of the class; of these, right ones; images taken for the class */
     int64_t other;                /* the class that it is most often taken for, -1: none */
 } class_sums;
 
@@ -82,8 +82,8 @@ static int find_lowest(const dsc_eval_report *r, int64_t out[SHOWN]) {
 
 /* ---- masks ---- */
 
-/* Of the pixels of a class and those taken for it: twice those that are both over their sum, and those that are both
- * over those that are either. 1 for a class that neither has. */
+/* With A the pixels of a class and B those taken for it: Dice is 2 |A and B| / (|A| + |B|), and the overlap is |A and
+ * B| / |A or B|. Both are 1 for a class without such pixels. */
 static double dice_of(const class_sums *s) {
     return s->images + s->taken > 0 ? 2 * (double)s->right / (double)(s->images + s->taken) : 1;
 }

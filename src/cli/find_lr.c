@@ -1,5 +1,5 @@
-/* descent find-lr: a rate range test. Trains for some steps while the learning rate rises from step to step, and says
- * which rate the loss falls fastest at. */
+/* descent find-lr: a rate range test. Trains for some steps while the learning rate rises from step to step, and
+ * reports the rate at which the loss falls fastest. */
 #include "cli/cli.h"
 #include "cli/files.h"
 #include "cli/plot.h"
@@ -49,12 +49,12 @@ static const dsc_option own_options[] = {
 
 static dsc_option options[MAX_OPTIONS]; /* filled in by init */
 
-/* Options of train that a test has no use for. */
+/* 1 for options of train that a test does not have. */
 static int is_left_out(const char *name) {
     return strcmp(name, "dry-run") == 0 || strcmp(name, "print-config") == 0;
 }
 
-/* Those of train, with another meaning of two of them. */
+/* The options are those of train; two of them have another meaning here. */
 static void init(void *values) {
     find_lr_values *v = values;
     memset(v, 0, sizeof *v);
@@ -104,7 +104,7 @@ static void show_progress(test_run *r, const dsc_step_report *report) {
     fflush(stderr);
 }
 
-/* With gossip: the mean of the ranks' losses, and a stop that any of them was asked for. Collective. */
+/* With gossip: averages the losses over the ranks, and stops all ranks if one was asked to stop. Collective. */
 static dsc_status share(test_run *r, dsc_step_report *report) {
     dsc_queue *q = dsc_trainer_queue(r->trainer);
     double own[2] = {report->loss / dsc_comm_size(r->session->comm), report->stop_requested};
@@ -117,7 +117,7 @@ static dsc_status share(test_run *r, dsc_step_report *report) {
     return DSC_OK;
 }
 
-/* Adds the newest result, unless it is known. On a GPU that is the step before the last one. */
+/* Adds the newest result, unless it was added before. On a GPU it is that of the step before the last one. */
 static dsc_status take_report(test_run *r, dsc_step_report *report) {
     if (r->gossip)
         DSC_CLI_TRY(share(r, report));
@@ -130,8 +130,8 @@ static dsc_status take_report(test_run *r, dsc_step_report *report) {
     return DSC_OK;
 }
 
-/* A loss that is not finite ends the test. All ranks have the same loss, and know; a rank that gossips would be the
- * only one to know, so there it is a failure. */
+/* Handles the status of a failed step. A loss that is not finite ends the test, as all ranks see the same loss. With
+ * gossip only one rank may see it, so there it is a failure. */
 static dsc_status step_failed(test_run *r, dsc_status status) {
     if (status != DSC_E_NUMERIC || r->gossip)
         return status;
@@ -280,7 +280,8 @@ static dsc_status show(dsc_cli_session *session, const find_lr_values *v, const 
 
 /* ---- the command ---- */
 
-/* --resume DIR: the options of the run in DIR, without those that have another meaning here, or none. */
+/* With --resume DIR: takes over the options of the run in DIR, except those that have another meaning, or none,
+ * here. */
 static dsc_status restore(void *values, dsc_option_set *set) {
     find_lr_values *v = values;
     dsc_train_options *o = &v->train.o;

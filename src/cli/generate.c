@@ -36,7 +36,8 @@ static void init(void *values) {
         dsc_option_defaults(options, v);
 }
 
-/* Text appears as it is generated, after the prompt; whoever reads it may have gone away. */
+/* Prints text as it is generated, after the prompt. Stops when it cannot be written: the reader of a pipe may be
+ * gone. */
 static int print_text(void *context, const void *bytes, int64_t count) {
     const char **prompt = context;
     if (*prompt)

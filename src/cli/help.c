@@ -38,7 +38,7 @@ static void write_paragraphs(FILE *out, const char *text, int width) {
     }
 }
 
-/* What follows the option's name: " N", " fp32|bf16", " [auto|FILE]". */
+/* The text after an option's name: " N", " fp32|bf16", " [auto|FILE]". */
 static void argument_text(const dsc_option *option, char *text, size_t size) {
     size_t used = 0;
     text[0] = '\0';

@@ -1,4 +1,4 @@
-/* What a checkpoint says about itself. All of it is read, so that damage is found. */
+/* Prints what a checkpoint says about itself. The whole checkpoint is read, so that damage is found. */
 #include "cli/info_checkpoint.h"
 
 #include "cli/cli.h"
@@ -24,7 +24,7 @@ static void print_numbers(const char *label, const double *numbers, int64_t coun
     printf("\n");
 }
 
-/* Images with masks are tiles, or parts, of images that keep their size. */
+/* 1 for data of images with masks, whose samples are parts of images that keep their size. */
 static int has_masks(const dsc_checkpoint_info *c) {
     return strncmp(c->data, "masks:", strlen("masks:")) == 0;
 }
@@ -45,7 +45,7 @@ static void print_input(const dsc_checkpoint_info *c) {
     printf("\n");
 }
 
-/* Whether tokens are masked, and by which; cross-entropy, which nearly all models have, is not named. */
+/* Prints whether tokens are masked, and by which, and the loss, unless it is cross-entropy, as of nearly all models. */
 static void print_task(const dsc_checkpoint_info *c) {
     if (c->mask > 0 && c->mask_token >= 0)
         printf("mask          %g of the tokens, by token %lld\n", c->mask, (long long)c->mask_token);
@@ -99,7 +99,7 @@ static void print_text(const dsc_checkpoint_info *c) {
         printf("training      cannot continue: there is no state file beside it\n");
 }
 
-/* null for "" and -1, which mean that the file does not say it. */
+/* null for "" and -1, which mean that the file does not state the value. */
 static json_t *text_json(const char *text) {
     return *text ? dsc_cli_json_text(text) : json_null();
 }

@@ -4,7 +4,8 @@
 
 #include "descent/status.h"
 
-/* Prints it to the standard output, as text or as one JSON object. DSC_E_FORMAT when it is damaged. */
+/* Prints the description of a checkpoint to the standard output, as text or as one JSON object. DSC_E_FORMAT when the
+ * checkpoint is damaged. */
 dsc_status dsc_info_checkpoint_print(const char *checkpoint, int json) DSC_MUST_CHECK;
 
 #endif

@@ -15,7 +15,8 @@ static const char *skip_string(const char *text) {
     return *text ? text + 1 : text;
 }
 
-/* Prints the `length` characters of a number. One that is not whole comes with 17 digits. */
+/* Prints a number of `length` characters, with fewer digits where these read back as the same double: jansson writes 17
+ * digits of a number that is not whole. */
 static void print_number(const char *text, size_t length, FILE *out) {
     char given[NUMBER_SIZE], shorter[NUMBER_SIZE];
     snprintf(given, sizeof given, "%.*s", (int)length, text);

@@ -41,8 +41,8 @@ static const char *const *schedule_names(void) {
 
 enum { TEXT = 256 }; /* of a description */
 
-/* What there is to list, each by the option that takes it. `describe` writes what follows a name, and `add` adds what else
- * JSON has of it to its object; NULL: nothing. */
+/* A kind of names to list, with the option that takes them. `describe` writes the text after a name, and `add` adds the
+ * name's further members to its JSON object; NULL: there is nothing to add. */
 typedef struct kind {
     const char *name, *option;
     const char *const *(*names)(void);

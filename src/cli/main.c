@@ -25,9 +25,9 @@ typedef struct log_context {
     int verbose;
 } log_context;
 
-/* A message on the standard error: `start` in `colour` (an ANSI number) on a terminal, where no word is cut in two
- * and a progress bar that is there is erased; it is drawn again below the message. Elsewhere it is written at once, so
- * that those of several ranks do not mix. */
+/* Prints a message on the standard error. On a terminal `start` has the colour `colour` (an ANSI number), words are not
+ * cut in two, and a progress bar is erased, which is drawn again below the message. Elsewhere the message is written in
+ * one piece, so that those of several ranks do not mix. */
 static void print_message(const char *start, int colour, const char *text) {
     if (!dsc_terminal_is(stderr)) {
         fprintf(stderr, "descent: %s%s\n", start, text);
@@ -95,7 +95,7 @@ static const char *split_message(const char *message, int *rank) {
     return sscanf(message, "rank %d: %n", rank, &length) == 1 && length > 0 ? message + length : message;
 }
 
-/* Whether this rank only knows that rank 0, whose message is `first`, has failed. The text may be cut off. */
+/* 1 when this rank's message only says that rank 0, whose message is `first`, has failed. The text may be cut off. */
 static int is_stopped_by(const char *own, const char *first) {
     static const char stopped[] = "stopped by ";
     size_t length = sizeof stopped - 1;

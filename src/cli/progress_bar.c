@@ -141,7 +141,7 @@ static void show_step(dsc_cli_progress *progress, const dsc_progress *e) {
     write_line(progress, text);
 }
 
-/* What an evaluation found beside the loss. */
+/* The results of an evaluation besides the loss. */
 static const char *accuracy_text(const dsc_progress *e, char *text, size_t size) {
     if (e->tokens > 0)
         snprintf(text, size, "perplexity %.4g, top-1 %.2f %%", exp(e->loss), 100 * e->top1);
@@ -152,7 +152,7 @@ static const char *accuracy_text(const dsc_progress *e, char *text, size_t size)
     return text;
 }
 
-/* Prints the pending epoch, with its evaluation unless that is NULL; in few words where the line would not
+/* Prints the pending epoch, with its evaluation unless that is NULL, and in fewer words if the line would not
  * fit. */
 static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
     char text[400], head[128], loss[32], val[32], seconds[32], speed[96], rate[40], accuracy[80],
@@ -183,7 +183,7 @@ static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
     progress->last = dsc_cli_now();
 }
 
-/* The length of what stands before the next ", ", with the comma; of the rest where there is none. */
+/* The length of the text up to the next ", ", the comma included; of the whole text when there is none. */
 static int piece_length(const char *text) {
     const char *comma = strstr(text, ", ");
     return comma ? (int)(comma - text) + 1 : (int)strlen(text);

@@ -13,7 +13,7 @@ typedef struct dsc_cli_progress {
     int colour;         /* of `lines` */
     int bar_colour;     /* of `bar` */
     double every;       /* seconds between two lines about steps; 0: none */
-    int drawn;          /* a bar stands on the terminal's current line */
+    int drawn;          /* 1: the bar is on the terminal's current line */
     double last;        /* time of the last drawing of the bar, or of the last line */
     double epoch_start; /* when the epoch began */
     int pending;        /* 1: `epoch` is printed together with its evaluation, which may follow */

@@ -1,4 +1,4 @@
-/* What a rate range test says: the loss at rates that rose from step to step, and the rates that follow from it. */
+/* The result of a rate range test: the loss at rates that rose from step to step, and the rates that follow from it. */
 #ifndef DSC_CLI_RANGE_TEST_H
 #define DSC_CLI_RANGE_TEST_H
 
@@ -6,10 +6,10 @@
 
 #include <stdint.h>
 
-/* The loss of step i, at rate lr[i], which is that of the model before the step. The smoothed loss is the mean over
- * the steps around it. */
+/* loss[i] is the loss of step i, which uses the rate lr[i]; it is that of the model before the step. smoothed[i] is the
+ * mean of the losses around step i. */
 typedef struct dsc_range_test {
-    int64_t planned, count;       /* steps that were asked for, and that were done */
+    int64_t planned, count;       /* steps asked for; steps done */
     double *lr, *loss, *smoothed; /* [planned] */
     int exploded;                 /* 1: the loss exploded, or was not finite in the step after the last */
     double factor;                /* from one rate to the next */

@@ -118,7 +118,7 @@ static dsc_status add_below(dsc_report_runs *runs, const char *directory) {
     return status;
 }
 
-/* `name`: the directory of a run, a file of metrics, or a directory that holds those of runs. */
+/* Adds the runs of `name`: the directory of a run, a file of metrics, or a directory with directories of runs. */
 static dsc_status add_named(dsc_report_runs *runs, const char *name) {
     struct stat info;
     char trimmed[4096];

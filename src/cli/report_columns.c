@@ -50,7 +50,7 @@ void dsc_report_columns_free(dsc_report_columns *columns) {
 
 /* ---- options ---- */
 
-/* The option that is at this place of a run's configuration; NULL: this version does not have it. */
+/* The option at this place of a run's configuration; NULL: this version does not have it. */
 static const dsc_option *find_option(const char *place) {
     const dsc_option *const tables[] = {dsc_train_option_table(), dsc_optim_option_table(),
                                         dsc_consensus_option_table(), dsc_kfac_option_table()};
@@ -99,7 +99,7 @@ static int is_idle(const dsc_runlog *log, const char *place) {
     return 0;
 }
 
-/* 1 when `text` is the default of the option, or may be what a run chose by it. */
+/* 1 when `text` is the default of the option, or may be the value that the default "auto" stood for. */
 static int is_default(const dsc_option *option, const char *text) {
     const char *value = option && option->value ? option->value : "";
     char *end;
@@ -175,7 +175,7 @@ static dsc_status add_object(const dsc_report_runs *runs, int64_t run, const cha
     return DSC_OK;
 }
 
-/* A column for what the first line of a run says of it: its ranks and its device. */
+/* Adds a column for a fact in the first line of a run, such as its ranks or its device. */
 static dsc_status add_fact(const dsc_report_runs *runs, const char *key, dsc_report_columns *columns) {
     dsc_report_column *column;
     int differ = 0;

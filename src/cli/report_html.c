@@ -282,7 +282,7 @@ static dsc_status finish_page(FILE *out, const char *path, const dsc_report_runs
     return status;
 }
 
-/* Under a temporary name beside it, then renamed. */
+/* Writes the page to a temporary name beside the file, then renames it. */
 static dsc_status replace_file(const char *path, const dsc_report_runs *runs) {
     char temporary[4200];
     if (snprintf(temporary, sizeof temporary, "%s.%ld.new", path, (long)getpid()) >= (int)sizeof temporary) {

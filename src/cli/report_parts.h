@@ -42,13 +42,13 @@ dsc_status dsc_report_print_json(FILE *out, const dsc_report_runs *runs) DSC_MUS
 /* Writes ,"key": and the value of each result, as a part of a JSON object. */
 void dsc_report_each_result(const dsc_runlog *log, FILE *out, void (*write)(FILE *out, double value));
 
-/* The HTML page: into a stream, or into a file, which is whole or not there. */
+/* Write the HTML page into a stream, or into a file, which appears whole or not at all. */
 dsc_status dsc_report_write_page(FILE *out, const dsc_report_runs *runs) DSC_MUST_CHECK;
 dsc_status dsc_report_write_html(const char *path, const dsc_report_runs *runs) DSC_MUST_CHECK;
 
-/* What is plotted, and over what. */
+/* The quantities on the y and the x axis of the plot. */
 typedef enum dsc_report_y {
-    DSC_REPORT_AUTO, /* the loss of runs that are judged by it, top-1 of others */
+    DSC_REPORT_AUTO, /* the loss of runs whose best model is chosen by it, top-1 of others */
     DSC_REPORT_TOP1,
     DSC_REPORT_TOP5,
     DSC_REPORT_LOSS,

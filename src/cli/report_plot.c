@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* What can be plotted: where it is, the same of the average of the weights (NULL: there is no such), and the title. */
+/* The values that can be plotted: table and key, the key for the average of the weights (NULL: none), and title. */
 static const struct {
     int table;
     const char *key, *ema_key, *title;
@@ -26,7 +26,7 @@ static const struct {
 static double time_unit(dsc_runlog *const *logs, int64_t count, const char **label) {
     double longest = 0;
     for (int64_t i = 0; i < count; i++)
-        longest = fmax(longest, logs[i]->seconds); /* which ignores NaN */
+        longest = fmax(longest, logs[i]->seconds); /* fmax ignores NaN */
     *label = longest < 300 ? "seconds" : longest < 3 * 3600 ? "minutes" : "hours";
     return longest < 300 ? 1 : longest < 3 * 3600 ? 60 : 3600;
 }

@@ -40,8 +40,8 @@ static double result_value(const dsc_runlog *log, const struct result *r) {
     return r->digits == -1 ? (double)*(const int64_t *)value : *(const double *)value;
 }
 
-/* The table shows images per second of images, and the accuracies of what is told apart by them: of pixels it shows the
- * share that is wrong. */
+/* 1 when the table shows this result of a run: images per second not for models of tokens, and accuracies not for
+ * models of pixels, which have the share of wrong pixels instead. */
 static int is_told(const dsc_runlog *log, const struct result *r) {
     if (r->offset == offsetof(dsc_runlog, images_per_s))
         return log->tokens == 0;
@@ -75,7 +75,7 @@ static int is_target(const struct result *r) {
     return r->offset == offsetof(dsc_runlog, target_s);
 }
 
-/* Columns that no run tells are left out, and rare ones also where no run has a value. */
+/* 1 when the table has the column: some run shows it, and rare columns need a run that has a value. */
 static int is_shown(const dsc_report_runs *runs, const struct result *r) {
     int found = (is_target(r) && runs->target > 0) || runs->count == 0;
     for (int64_t i = 0; i < runs->count && !found; i++)

@@ -186,8 +186,8 @@ static dsc_status take_eval(dsc_runlog *log, const json_t *line, const char **wh
     return add_line(log, DSC_RUNLOG_EVALS, line, &row);
 }
 
-/* The objects of a list inside of a line, `values` numbers of each. The first line decides how many
- * there are; of a line with another number nothing is kept. */
+/* Takes `values` numbers from each object of a list inside a line. The first line decides how many objects there
+ * are; a list of another length is dropped. */
 static dsc_status take_list(dsc_runlog *log, int which, const json_t *list, const char *const *keys,
                             int64_t *count, int values) {
     dsc_runlog_table *table = &log->tables[which];
@@ -244,7 +244,7 @@ static dsc_status take_load(dsc_runlog *log, const json_t *line) {
                      &log->loaded, DSC_RUNLOG_RANK_VALUES);
 }
 
-/* A run on another number of ranks forgets what the ranks did before. */
+/* Drops the tables of ranks when a run continues with another number of ranks. */
 static void forget_ranks(dsc_runlog *log) {
     dsc_cli_free(&log->tables[DSC_RUNLOG_RANKS].values);
     log->tables[DSC_RUNLOG_RANKS] = (dsc_runlog_table){0};
@@ -252,7 +252,7 @@ static void forget_ranks(dsc_runlog *log) {
     log->loaded = 0;
 }
 
-/* A start, or a resumption, which forgets what came after its checkpoint. */
+/* Takes a `run` line: a start, or a resumption, which drops the lines of steps after its checkpoint. */
 static void take_run(dsc_runlog *log, json_t *line) {
     const char *model = json_string_value(json_object_get(json_object_get(line, "config"), "model"));
     double step;
@@ -371,7 +371,7 @@ static dsc_status read_lines(dsc_runlog *log, const char *file, FILE *stream) {
     return status;
 }
 
-/* The best top-1 of an evaluation in percent, of the weights and their average. What has no finite loss does not
+/* The higher top-1 of an evaluation in percent, of the weights and their average. One without a finite loss does not
  * count; NaN: neither has one. */
 static double best_of(const dsc_runlog_table *evals, const double *row) {
     double top1 = row[dsc_runlog_column(evals, "top1")], ema = row[dsc_runlog_column(evals, "ema_top1")];
@@ -379,16 +379,16 @@ static double best_of(const dsc_runlog_table *evals, const double *row) {
         top1 = NAN;
     if (!isfinite(row[dsc_runlog_column(evals, "ema_loss")]))
         ema = NAN;
-    return 100 * fmax(top1, ema); /* which ignores NaN */
+    return 100 * fmax(top1, ema); /* fmax ignores NaN */
 }
 
 double dsc_runlog_loss(const dsc_runlog_table *evals, const double *row) {
     const double loss = row[dsc_runlog_column(evals, "loss")],
                  ema = row[dsc_runlog_column(evals, "ema_loss")];
-    return fmin(isfinite(loss) ? loss : NAN, isfinite(ema) ? ema : NAN); /* which ignores NaN */
+    return fmin(isfinite(loss) ? loss : NAN, isfinite(ema) ? ema : NAN); /* fmin ignores NaN */
 }
 
-/* The best and the last evaluation. */
+/* Finds the results of the best and of the last evaluation. */
 static void judge(dsc_runlog *log) {
     const dsc_runlog_table *evals = &log->tables[DSC_RUNLOG_EVALS];
     for (int64_t i = 0; i < evals->rows; i++) {

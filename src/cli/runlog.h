@@ -1,4 +1,4 @@
-/* Reads the metrics.jsonl of a run: what `descent report` and the plot at the end of a training show. */
+/* Reads the metrics.jsonl of a run, for `descent report` and the plot at the end of a training. */
 #ifndef DSC_CLI_RUNLOG_H
 #define DSC_CLI_RUNLOG_H
 
@@ -48,10 +48,10 @@ typedef struct dsc_runlog {
     char status[16]; /* done, running, stopped, diverged, failed, died; "" before it is known */
     char error[512]; /* message of a run that failed; "" otherwise */
     json_t *run;     /* the last line of kind `run`; NULL: none */
-    int64_t ranks;   /* 0: not said */
+    int64_t ranks;   /* 0: unknown */
     int64_t epochs;  /* done in full */
     int64_t steps;   /* done */
-    int by_loss; /* 1: it predicts pixels or tokens, and the lowest loss is the best; else the highest top-1 */
+    int by_loss; /* 1: the model predicts pixels or tokens, and the lowest loss is the best; else the highest top-1 */
     int64_t tokens;      /* of a sample; 0: images */
     double best_top1;    /* in percent, of the weights or their average; NaN: never evaluated */
     double best_loss;    /* the lowest loss of an evaluation, with by_loss; NaN otherwise */

@@ -104,8 +104,8 @@ static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
     return DSC_OK;
 }
 
-/* Created at the start: after a failure nothing should be allocated, and messages about failures must not mix
- * with those of the training. */
+/* Makes the communicator for failures at the start, because after a failure nothing should be allocated, and because
+ * messages about failures must not mix with those of the training. */
 static dsc_status open_failures(dsc_cli_session *session) {
     int64_t length = DSC_CLI_TEXT;
     if (dsc_comm_size(session->comm) == 1)

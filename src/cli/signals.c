@@ -12,7 +12,7 @@
 
 static sigset_t caught;
 
-/* For threads that a library has started earlier and that do not block signals. */
+/* The handler, for threads that a library has started earlier and that do not block signals. */
 static void request(int number) {
     (void)number;
     dsc_train_request_stop();

@@ -73,7 +73,7 @@ static void init(void *values) {
 
 /* What the runs' options mean for the sweep. */
 typedef struct needs {
-    int gpu;     /* 1: some run may use one */
+    int gpu;     /* 1: some run may use a GPU */
     int threads; /* 1: the runs say themselves how many threads they have */
 } needs;
 
@@ -87,7 +87,7 @@ static dsc_status check_run(const char *file, const dsc_sweep_run *run, needs *n
     dsc_status status =
         dsc_option_parse_text(dsc_cli_train_options, file, run->lined, strlen(run->lined), v, &set);
     if (status == DSC_OK) {
-        v->o.out = "none"; /* nothing is looked for on the disk */
+        v->o.out = "none"; /* so that the disk is not searched */
         *epochs = v->o.epochs;
         n->threads |= v->threads > 0;
         n->gpu |= strcmp(v->device, "cpu") != 0 && strcmp(v->device, "ref") != 0;
@@ -145,7 +145,7 @@ static void divide(const sweep_values *v, const needs *n, dsc_sweep *sweep) {
 
 /* ---- the directory ---- */
 
-/* Keeps a second sweep out. The lock ends with the process. */
+/* Locks the directory against a second sweep. The lock ends with the process. */
 static dsc_status lock(const char *out, int *fd) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     char path[MAX_PATH];
@@ -193,7 +193,7 @@ static dsc_status check_stored(const dsc_sweep *sweep, int64_t run, int *known) 
     return status;
 }
 
-/* Where the runs stand: done ones are only read. Writes nothing. */
+/* Finds the state of every run. Finished runs are only read. Writes nothing. */
 static dsc_status find_states(dsc_sweep *sweep) {
     for (int64_t i = 0; i < sweep->plan->count; i++) {
         char path[MAX_PATH], state[16];
@@ -246,7 +246,7 @@ static int64_t rank_runs(const dsc_sweep *sweep, int64_t *order) {
     return count;
 }
 
-/* `descent report` on these directories, with a page where this build's report can write one. */
+/* Runs `descent report` with these words as its arguments. */
 static dsc_status report(dsc_cli_session *session, char **words, int count) {
     void *values = NULL;
     dsc_option_set *set = NULL;
@@ -260,8 +260,8 @@ static dsc_status report(dsc_cli_session *session, char **words, int count) {
     return status;
 }
 
-/* The table of the runs, and a page where this build's report can write one. Inside of the sweep's directory, so that runs
- * have their short names. */
+/* Prints the table of the runs, and writes a page if this build's report can. Called inside the sweep's directory, so
+ * that runs have their short names. */
 static dsc_status report_runs(dsc_cli_session *session, const dsc_sweep *sweep, const int64_t *order,
                               int64_t count) {
     static char no_plot[] = "--no-plot", html[] = "--html", end[] = "--";
@@ -275,7 +275,7 @@ static dsc_status report_runs(dsc_cli_session *session, const dsc_sweep *sweep, 
     int first = count > PLOTTED_RUNS ? 1 : 2; /* more curves than marks are hard to tell apart */
     dsc_status status = report(session, words + first, (int)count + 3 - first);
     if (status == DSC_OK && dsc_option_find(dsc_cli_report.options, "html") && getcwd(page, MAX_PATH)) {
-        strcat(page, "/report.html"); /* its whole path, which is printed */
+        strcat(page, "/report.html"); /* the whole path, because it is printed */
         words[0] = html;
         words[1] = page;
         status = report(session, words, (int)count + 3);
@@ -382,7 +382,7 @@ static dsc_status plan_and_run(dsc_cli_session *session, const sweep_values *v, 
     return run_sweep(session, sweep);
 }
 
-/* Under mpirun every rank would start all runs. */
+/* Fails under mpirun, where every rank would start all runs. */
 static dsc_status refuse_ranks(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
     for (int i = 0; names[i]; i++) {

@@ -1,7 +1,7 @@
 /* Starts the trainings of a sweep, watches them, stops them.
  *
  * Signals are blocked and waited for in the loop. Every training is a process group of its own, so that Ctrl-C in a
- * terminal reaches the sweep alone, which asks each training once; and gets SIGTERM when the sweep is killed. */
+ * terminal reaches the sweep alone, which asks each training once. A training gets SIGTERM when the sweep is killed. */
 #include "cli/sweep_jobs.h"
 #include "cli/cli.h"
 #include "cli/files.h"
@@ -41,7 +41,7 @@ static void say(const dsc_sweep *sweep, const char *what, int64_t run, const cha
 
 /* ---- starting ---- */
 
-/* Lets the next process see the graphics cards of its place alone. */
+/* Lets the next process see only the GPUs of its place. */
 static dsc_status choose_gpus(const dsc_sweep *sweep, int place) {
     char chosen[MAX_PATH];
     if (sweep->gpus == 0)
@@ -87,7 +87,7 @@ static dsc_status make_command(const dsc_sweep *sweep, int64_t run, command *c) 
     return DSC_OK;
 }
 
-/* In the new process: becomes the training, or says in its log why it cannot. */
+/* In the new process: executes the training, or writes into its log why it cannot. */
 static void become(const command *c, int log, pid_t parent) {
     sigset_t none;
     int in = open("/dev/null", O_RDONLY);
@@ -187,7 +187,7 @@ static void end_done(dsc_sweep *sweep, const dsc_sweep_job *job) {
     say(sweep, "done", job->run, text);
 }
 
-/* A process has ended. Launchers have exit statuses of their own, so the run's metrics count more than these. */
+/* Called when a process has ended. Launchers have exit statuses of their own, so the run's metrics decide its state. */
 static dsc_status end_job(dsc_sweep *sweep, dsc_sweep_job *job, int code) {
     char path[MAX_PATH], state[16], text[DSC_CLI_TEXT];
     const dsc_sweep_job ended = *job;
@@ -222,7 +222,7 @@ static dsc_status end_finished(dsc_sweep *sweep) {
 
 /* ---- stopping ---- */
 
-/* Launchers pass SIGUSR1 on and wait, where SIGTERM makes some of them end their processes at once. */
+/* Asks a training to stop by SIGUSR1, which launchers pass on: some of them end their processes at once on SIGTERM. */
 static void ask(const dsc_sweep *sweep, dsc_sweep_job *job) {
     if (job->process == 0 || job->asked > 0)
         return;
@@ -247,7 +247,7 @@ static void stop_all(dsc_sweep *sweep) {
     }
 }
 
-/* A launcher that does not pass SIGUSR1 on. */
+/* Sends SIGTERM to launchers that do not seem to pass SIGUSR1 on. */
 static void ask_again(const dsc_sweep *sweep) {
     for (int place = 0; place < sweep->jobs && *sweep->launcher; place++) {
         dsc_sweep_job *job = &sweep->places[place];

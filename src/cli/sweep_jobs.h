@@ -16,12 +16,12 @@ typedef enum dsc_sweep_state {
     DSC_SWEEP_FAILED
 } dsc_sweep_state;
 
-/* A process, in one of the places for runs at the same time. */
+/* A place for a run; as many runs as there are places run at the same time. */
 typedef struct dsc_sweep_job {
     pid_t process; /* 0: the place is free */
     int64_t run;
     double started, next_read; /* when its metrics are read next */
-    double median;             /* that it fell below; NaN: it was not stopped early */
+    double median;             /* the median it fell below; NaN: it was not stopped early */
     double asked;              /* when it was asked to stop; 0: it was not */
 } dsc_sweep_job;
 
@@ -29,12 +29,12 @@ typedef struct dsc_sweep {
     const dsc_sweep_plan *plan;
     const char *out;       /* directory */
     const char *launcher;  /* words before the program, "" for none */
-    int jobs;              /* at a time */
-    int threads;           /* of each rank of each; 0: as the runs' own options say */
-    int gpus;              /* that the runs are divided among; 0: none, or left alone */
+    int jobs;              /* runs at a time */
+    int threads;           /* threads of each rank of a run; 0: as the run's own options say */
+    int gpus;              /* GPUs to divide among the runs; 0: none, or the sweep does not assign them */
     const char *gpu_names; /* CUDA_VISIBLE_DEVICES of the sweep, "" where it is not set */
     int early;             /* 1: the median rule stops runs */
-    int64_t grace;         /* epochs that every run gets */
+    int64_t grace;         /* epochs before which no run is stopped early */
 
     /* One per run. */
     dsc_sweep_state *states;
@@ -49,8 +49,8 @@ typedef struct dsc_sweep {
 /* The path of a run's directory, with an ending for the files beside it: "", ".conf", ".log", ".stopped". Returns
  * `path`. */
 const char *dsc_sweep_path(const dsc_sweep *sweep, int64_t run, const char *ending, char *path, size_t size);
-/* Runs all that wait, and returns when no process is left. SIGINT, SIGTERM and SIGUSR1 stop them, each with a
- * checkpoint, and start no more. */
+/* Runs all waiting runs, and returns when no process is left. After SIGINT, SIGTERM or SIGUSR1 the processes stop, each
+ * with a checkpoint, and no more are started. */
 dsc_status dsc_sweep_run_all(dsc_sweep *sweep) DSC_MUST_CHECK;
 
 #endif

@@ -6,7 +6,7 @@
  *   label-smoothing = uniform 0 0.2
  *   warmup-epochs = int 0 5        a whole number from 0 to 5
  *   samples = 20                   how many samples are drawn
- *   draw-seed = 1                  another number draws others
+ *   draw-seed = 1                  another seed draws other samples
  *
  * The value that sample s draws for a key depends on draw-seed, the key and s alone: more samples leave the first ones as
  * they are, and every point of the grids gets the same samples. */
@@ -138,7 +138,7 @@ static dsc_status take_range(const char *file, axis *a, char *text) {
     return DSC_OK;
 }
 
-/* The value's first word may say that the value varies, if more words follow it. */
+/* Reads a value. It varies if its first word is grid, pick, ..., and more words follow. */
 static dsc_status take_value(const char *file, axis *a, char *value) {
     static const char *const words[] = {"", "grid", "pick", "uniform", "log", "int"};
     size_t length = strcspn(value, " \t");
@@ -201,7 +201,7 @@ static dsc_status take_line(sweep_file *f, char *line, int number) {
         f->samples = (int64_t)whole;
         return status;
     }
-    f->count++; /* from here on its words are freed with it */
+    f->count++; /* from here on the axis and its words are freed with the file */
     return value ? take_value(f->name, a, value) : DSC_OK;
 }
 
@@ -331,7 +331,7 @@ static void write_option(FILE *stream, const axis *a, const char *value) {
         fputs(a->key, stream);
 }
 
-/* By key. */
+/* The line with the next key after `after` (NULL: the first key) in the order of keys; -1: none. */
 static int64_t next_key(const sweep_file *f, const char *after) {
     int64_t next = -1;
     for (int64_t i = 0; i < f->count; i++)

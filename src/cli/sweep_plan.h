@@ -1,4 +1,4 @@
-/* What a sweep file says: the runs of a sweep, each with its name and its options. */
+/* The contents of a sweep file: the runs of a sweep, each with its name and its options. */
 #ifndef DSC_CLI_SWEEP_PLAN_H
 #define DSC_CLI_SWEEP_PLAN_H
 
@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef struct dsc_sweep_run {
-    char *name;   /* what sets it apart: "lr=0.1,seed=2"; fit for a file's name */
+    char *name;   /* the options that vary: "lr=0.1,seed=2"; usable as a file's name */
     char *config; /* its options as lines `key = value`, by key, as --config reads them */
     char *lined;  /* the same, but each on its line of the sweep file, for messages */
 } dsc_sweep_run;
@@ -16,7 +16,7 @@ typedef struct dsc_sweep_run {
 typedef struct dsc_sweep_plan {
     dsc_sweep_run *runs; /* no two of the same name */
     int64_t count;
-    int64_t repeated; /* runs that were drawn more than once, and are in the list once */
+    int64_t repeated; /* runs left out because the same options were drawn before */
 } dsc_sweep_plan;
 
 /* Reads the text of a sweep file: `length` bytes and a 0 after them; changes it. `file` is its name in messages. Keys

@@ -7,13 +7,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What is known of a run: the best of the evaluations up to each epoch, as top-1 accuracy in percent, or as the loss with
- * its sign reversed where the run is judged by that (models of text and pixels): higher is better. */
+/* The curve of a run: the best evaluation up to each epoch, as top-1 accuracy in percent or, for models of text and
+ * pixels, as the loss with its sign reversed. Higher is better. */
 typedef struct dsc_sweep_curve {
     double *best;    /* [epochs]: best[e] after e + 1 epochs */
     int64_t epochs;  /* up to its last evaluation */
     int64_t planned; /* epochs of the whole run */
-    int by_loss;     /* 1: best is the loss */
+    int by_loss;     /* 1: `best` is the negative loss */
 } dsc_sweep_curve;
 
 /* Reads the evaluations of the run in `directory`; those known before are forgotten. Without a file of metrics there
@@ -26,7 +26,7 @@ const char *dsc_sweep_best_text(const dsc_sweep_curve *curve, double value, char
 
 /* The median rule: 1 when run `number` should be stopped, because after its last evaluated epoch its best is
  * below the median of the best that the other runs had after that epoch. Only from `grace` epochs on, when at least 3
- * other runs have come as far, and when it has epochs left. `median` becomes that median. */
+ * other runs have reached that epoch, and when the run has epochs left. *median becomes that median. */
 int dsc_sweep_rule(const dsc_sweep_curve *curves, int64_t count, int64_t number, int64_t grace,
                    double *median);
 

@@ -1,4 +1,4 @@
-/* Answers from the environment, the kernel and the locale. */
+/* Properties of the terminal, from the environment, the kernel and the locale. */
 #include "cli/terminal.h"
 
 #include <langinfo.h>

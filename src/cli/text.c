@@ -35,7 +35,7 @@ const char *dsc_cli_grouped(int64_t number, char *text, size_t size) {
 /* The number of bytes of the character at `text` in UTF-8; 0: it is not UTF-8. */
 static int utf8_length(const unsigned char *text) {
     static const struct {
-        unsigned char mask, bits, low, high; /* of the first byte; what the second may be */
+        unsigned char mask, bits, low, high; /* of the first byte; range of the second */
         int length;
     } forms[] = {{0x80, 0x00, 0, 0, 1},       {0xe0, 0xc0, 0x80, 0xbf, 2}, {0xff, 0xe0, 0xa0, 0xbf, 3},
                  {0xff, 0xed, 0x80, 0x9f, 3}, {0xf0, 0xe0, 0x80, 0xbf, 3}, {0xff, 0xf0, 0x90, 0xbf, 4},

@@ -183,7 +183,7 @@ static void stop(int number) {
     stopped = 1;
 }
 
-/* So that a signal leaves no temporary files: show_progress sees it. */
+/* Catches signals, which show_progress then notices, so that an interrupted command leaves no temporary files. */
 static void catch_signals(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
@@ -198,7 +198,7 @@ typedef struct shown {
     double began, said; /* clock, of the last line of progress */
 } shown;
 
-/* A line that is drawn again and again on a terminal; elsewhere one line every ten seconds. */
+/* Shows progress: one line that is redrawn on a terminal, elsewhere a new line every ten seconds. */
 static int show_progress(void *context, const dsc_tokenize_progress *p) {
     shown *s = context;
     const int terminal = dsc_terminal_is(stderr);

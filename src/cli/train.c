@@ -25,7 +25,7 @@ static dsc_status refuse_run(const char *out, const char *file) {
         out, file);
 }
 
-/* What is resumed from must be there: DIR, FILE or DIR:WHICH. */
+/* Checks that the value of --resume exists: DIR, FILE or DIR:WHICH. */
 static dsc_status check_resume(const char *resume) {
     char path[DSC_CLI_OUT_SIZE];
     struct stat info;
@@ -60,7 +60,7 @@ static dsc_status prepare_out(dsc_cli_train_values *v) {
     return DSC_OK;
 }
 
-/* As the run would write it into its directory. */
+/* Prints the configuration as the run would write it into its directory. */
 static void print_config(dsc_cli_train_values *v) {
     if (v->out_is_default)
         v->o.out = NULL;
@@ -68,7 +68,7 @@ static void print_config(dsc_cli_train_values *v) {
     dsc_option_write(dsc_cli_train_options, v, stdout);
 }
 
-/* "0.1234 (best 0.1200)", or what it is where it is no number. */
+/* "validation loss 0.1234 (best 0.1200)", or words instead of a number that is not finite or does not exist. */
 static const char *val_loss_text(const dsc_train_result *r, char *text, size_t size) {
     char last[32] = "not finite", best[32] = "none";
     if (isfinite(r->val_loss))
@@ -119,7 +119,7 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
         printf("written: %s\n", v->o.out);
 }
 
-/* From the file, because that also holds the epochs before a resume. */
+/* Plots the run from its file of metrics, which also has the epochs before a resume. */
 static dsc_status plot_run(const char *out) {
     dsc_runlog *log = NULL;
     DSC_CLI_TRY(dsc_runlog_read(out, &log));
@@ -145,8 +145,8 @@ static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v) {
     return DSC_OK;
 }
 
-/* Chooses MPI where NCCL cannot be used: adpsgd communicates in no fixed order, and after the loss of a rank
- * NCCL cannot go on. */
+/* Chooses MPI where NCCL cannot be used: adpsgd communicates in no fixed order, and NCCL cannot continue after the loss
+ * of a rank. */
 static dsc_status find_comm(const dsc_cli_train_values *v, const char **comm) {
     int survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
     int apart = v->consensus.kind == DSC_CONSENSUS_ADPSGD;

@@ -19,7 +19,7 @@ typedef struct dsc_cli_train_values {
     char out_name
         [DSC_CLI_OUT_SIZE]; /* the output directory where it is not given; without a counter at first */
     int out_is_default;     /* 1: `o.out` is that name */
-    int out_made;           /* 1: made by this command; 2: and the directory above it, too */
+    int out_made;           /* 1: this command made it; 2: also the directory above it */
     char resume_directory[DSC_CLI_OUT_SIZE]; /* of a run whose options were restored */
     char changes[1024]; /* options of that run that were given another value, as text; "" for none */
     char lines[1024];   /* the program's own options, for the run's configuration file */
@@ -33,7 +33,7 @@ void dsc_cli_train_init(void *values);
 /* After parsing, with --resume DIR or FILE: options that were not given become those of that run, and the output
  * directory is DIR. */
 dsc_status dsc_cli_train_restore(void *values, dsc_option_set *set) DSC_MUST_CHECK;
-/* After parsing: completes `o` and refuses what cannot work. `set`: what was given. */
+/* After parsing: completes `o` and refuses options that cannot work. `set`: the options that were given. */
 dsc_status dsc_cli_train_finish(dsc_cli_train_values *values, const dsc_option_set *set) DSC_MUST_CHECK;
 /* Opens the session that these options ask for (dsc_cli_open). Collective. */
 dsc_status dsc_cli_train_open(dsc_cli_session *session, const dsc_cli_train_values *values) DSC_MUST_CHECK;
@@ -43,7 +43,7 @@ dsc_status dsc_cli_train_read(const char *directory, dsc_cli_train_values *out, 
                               int *found) DSC_MUST_CHECK;
 
 /* ---- train_out.c ---- */
-/* Fills in out_name: "runs/MODEL-DATA" and what was given that differs from the defaults. */
+/* Fills in out_name: "runs/MODEL-DATA", followed by the given options that differ from their defaults. */
 void dsc_cli_train_name(dsc_cli_train_values *values, const dsc_option_set *set);
 /* Rank 0, where no output directory is given: chooses one. A run that resumes takes the newest directory of that
  * name whose configuration is this one's; any other, and one that finds none, the next free number, whose

@@ -31,7 +31,7 @@ static void describe(const dsc_option *o, const char *value, char *part, size_t 
     int flag = o->kind == DSC_OPTION_FLAG || o->kind == DSC_OPTION_NO_FLAG;
     int word = o->kind == DSC_OPTION_CHOICE || o->kind == DSC_OPTION_WORD;
     if (o->kind == DSC_OPTION_STRING && strrchr(value, '/'))
-        value = strrchr(value, '/') + 1; /* of a path its last name */
+        value = strrchr(value, '/') + 1; /* the last name of a path */
     part[0] = '\0';
     if (word && !strchr(o->name, '-')) {
         append(part, size, value);
@@ -45,7 +45,7 @@ static void describe(const dsc_option *o, const char *value, char *part, size_t 
     append(part, size, value);
 }
 
-/* Options that make another experiment. */
+/* 1 for options whose value makes it another experiment. */
 static int counts(const dsc_option *o) {
     const unsigned other = DSC_OPTION_NOT_SAVED | DSC_OPTION_OWN | DSC_OPTION_MAY_CHANGE;
     return !(o->flags & other) && strcmp(o->name, "model") != 0 && strcmp(o->name, "data") != 0;
@@ -75,7 +75,7 @@ void dsc_cli_train_name(dsc_cli_train_values *v, const dsc_option_set *set) {
     if (dsc_cli_alloc(1, sizeof *defaults, &defaults) != DSC_OK)
         return; /* a shorter name will do */
     dsc_cli_train_init(defaults);
-    defaults->o.model = v->o.model; /* which decides about the image size */
+    defaults->o.model = v->o.model; /* it determines the image size */
     defaults->o.data = v->o.data;
     for (const dsc_option *o = dsc_cli_train_options; o->name; o++) {
         dsc_option_get_value(o, v, value, sizeof value);
@@ -141,7 +141,7 @@ static dsc_status read_own(const dsc_cli_train_values *v, dsc_cli_train_values *
     return status;
 }
 
-/* a: of a run; b: of the command line. */
+/* 1 when both have the same options. a: those of a run; b: those of the command line. */
 static int is_same(const dsc_cli_train_values *a, const dsc_cli_train_values *b) {
     char x[VALUE_SIZE], y[VALUE_SIZE];
     for (const dsc_option *o = dsc_cli_train_options; o->name; o++) {
@@ -156,7 +156,7 @@ static int is_same(const dsc_cli_train_values *a, const dsc_cli_train_values *b)
     return image_size(a) == image_size(b);
 }
 
-/* Whether the run in `directory` was started with the options of `own`. One that cannot be read is another. */
+/* 1 when the run in `directory` was started with the options of `own`; 0 also for a run that cannot be read. */
 static int holds(const char *directory, const dsc_cli_train_values *own, dsc_cli_train_values *scratch) {
     dsc_option_set *set = NULL;
     int found = 0;

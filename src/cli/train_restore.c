@@ -11,7 +11,7 @@
 
 enum { CONFIG_LIMIT = 1 << 20, VALUE_SIZE = 4096 };
 
-/* All of DIRECTORY/config; *text is NULL when there is no such file, else the caller frees it with free(). */
+/* Reads DIRECTORY/config; *text is NULL when there is no such file, else the caller frees it with free(). */
 static dsc_status read_config(const char *directory, char path[DSC_CLI_OUT_SIZE + 8], char **text,
                               size_t *length) {
     *text = NULL;
@@ -104,7 +104,7 @@ dsc_status dsc_cli_train_restore(void *values, dsc_option_set *set) {
     DSC_CLI_TRY(restore(v, set, directory));
     if (out_given)
         return DSC_OK;
-    v->o.out = NULL; /* a file is where a run of its own branches off */
+    v->o.out = NULL; /* a run resumed from a FILE is a new run with its own directory */
     size_t length = strlen(directory);
     const char *rest = strncmp(v->o.resume, directory, length) == 0 ? v->o.resume + length : "FILE";
     rest += strspn(rest, "/");

@@ -3,13 +3,13 @@
  * GNU's OpenMP lets them spin for milliseconds by default. When another program takes one of the cores, threads that
  * share a core then spin while the one they wait for could run, and a training is four to ten times slower. A short
  * spin costs little alone and little beside others. The runtimes read their settings when they are loaded, so the
- * program sets them and starts itself once more, before MPI is there. */
+ * program sets them and starts itself once more, before MPI is initialised. */
 #include "cli/cli.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Spins of GNU's OpenMP, and milliseconds of LLVM's and Intel's. */
+/* The number of spins for GNU's OpenMP, and the milliseconds of spinning for LLVM's and Intel's. */
 #define SPINS        "10000"
 #define MILLISECONDS "0"
 

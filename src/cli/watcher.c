@@ -18,7 +18,7 @@
 
 enum { MAX_PATH = 4096 };
 
-/* All but one. */
+/* Closes all files but one. */
 static void close_files(int except) {
     DIR *files = opendir("/proc/self/fd");
     if (!files)
@@ -31,7 +31,8 @@ static void close_files(int except) {
     closedir(files);
 }
 
-/* Reads the name of the directory, ended by a 0, and what may follow: another 0 when the run has ended. */
+/* Reads the name of the directory, ended by a 0, and another 0 if the run has ended by itself; then completes the
+ * metrics unless it has. */
 static void wait_for_end(int pipe_end) {
     char text[MAX_PATH + 1] = "";
     size_t used = 0;
@@ -58,7 +59,7 @@ int dsc_watcher_start(void) {
     fcntl(ends[1], F_SETFD, FD_CLOEXEC);
     pid_t child = fork();
     if (child ==
-        0) { /* its own child is nobody's child soon: no library here meets it when it waits for its own */
+        0) { /* forks again and exits: libraries that wait for children of this process never see the watcher */
         setsid();
         if (fork() == 0)
             be_watcher(ends[0]);

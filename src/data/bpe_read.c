@@ -1,8 +1,8 @@
 /* Reads the two files of a byte-pair encoding.
  *
- * Both write bytes as characters that can be seen: the bytes ! to ~, 0xA1 to 0xAC and 0xAE to 0xFF are the characters
- * of the same number, the others in their order are those from 256 on. A token of vocab.json with other characters is
- * a special one; its text stands for itself. */
+ * Both write bytes as visible characters: the bytes ! to ~, 0xA1 to 0xAC and 0xAE to 0xFF become the characters of the
+ * same number, the others become, in their order, the characters from 256 on. A token of vocab.json with other
+ * characters is a special one; its text stands for itself. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/files.h"
@@ -14,7 +14,7 @@
 
 enum { MOST_BYTES = 1 << 26, ALPHABET = 324, SHOWN = 60, LONGEST_JOINED = 512 };
 
-/* What is needed while the files are read. */
+/* The state while the files are read. */
 typedef struct reading {
     const char *vocab, *merges; /* names of the files */
     json_t *numbers;            /* token -> number */
@@ -35,8 +35,8 @@ static void fill_alphabet(int16_t byte_of[ALPHABET]) {
     }
 }
 
-/* The bytes of a token of vocab.json, UTF-8, to out[], which has room for its length. Returns how many there are;
- * *special: 1 when it is not made of the alphabet. */
+/* Converts a token of vocab.json, in UTF-8, to the bytes it stands for. out[] must have at least the token's length.
+ * Returns the number of bytes; *special is 1 when the token has characters that are not in the alphabet. */
 static int64_t bytes_of(const reading *r, const char *name, uint8_t *out, int *special) {
     int64_t length = (int64_t)strlen(name), count = 0;
     *special = 0;
@@ -86,7 +86,7 @@ static dsc_status read_numbers(reading *r) {
     return DSC_OK;
 }
 
-/* The bytes of all tokens, and the tokens of single bytes. */
+/* Fills in the bytes of all tokens, and the tokens of single bytes. */
 static dsc_status fill_tokens(reading *r) {
     dsc_tokenizer *t = r->tokenizer;
     int64_t total = 0;
@@ -124,7 +124,7 @@ static dsc_status find_token(const reading *r, const char *name, int64_t line, i
     return DSC_OK;
 }
 
-/* One line: two tokens with a blank between them. `text` ends with a 0 and is changed. */
+/* Adds the merge of one line: two tokens with a blank between them. `text` ends with a 0 and is changed. */
 static dsc_status add_merge(reading *r, char *text, int64_t line, int32_t rank) {
     char *blank = strchr(text, ' ');
     if (!blank || blank == text || !blank[1] || strchr(blank + 1, ' '))
@@ -178,7 +178,7 @@ static dsc_status read_merges(reading *r) {
     return DSC_OK;
 }
 
-/* 1 when two other tokens make up this one. What vocabularies add for themselves, as <|endoftext|>, has none. */
+/* 1 when this token consists of two others. Tokens that vocabularies add, such as <|endoftext|>, do not. */
 static int is_joined(reading *r, const char *name) {
     const size_t length = strlen(name);
     const char last = length > 0 ? name[length - 1] : 0;
@@ -204,7 +204,7 @@ static void count_made(reading *r) {
     }
 }
 
-/* From the texts in the tokenizer. */
+/* Parses the texts that the tokenizer holds. `vocab` and `merges` are their names in messages. */
 static dsc_status parse(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) {
     reading r = {.vocab = vocab, .merges = merges, .tokenizer = tokenizer};
     fill_alphabet(r.byte_of);
@@ -232,7 +232,7 @@ dsc_status dsc_bpe_parse(const char *vocab, const char *merges, dsc_tokenizer *t
     return parse(DSC_VOCAB_JSON, DSC_MERGES_TXT, tokenizer);
 }
 
-/* All of a file; the caller frees it. */
+/* Reads a whole file into new memory, which the caller frees. */
 static dsc_status read_text(const char *path, char **out) {
     int64_t size;
     DSC_TRY(dsc_file_size(path, &size));

@@ -30,7 +30,7 @@ void dsc_check_options_init_sized(dsc_check_options *options, size_t size) {
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
-/* Under the mutex. */
+/* Adds a broken sample to the list, or remembers a failure that is not the sample's. Under the mutex. */
 static void keep_failure(checking *c, int64_t index, dsc_status status) {
     if (status != DSC_E_MEMORY)
         status = dsc_memory_grow(&c->bad, &c->bad_capacity, c->bad_count + 1, sizeof *c->bad);

@@ -116,7 +116,7 @@ dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_op
     return DSC_OK;
 }
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 dsc_status dsc_dataset_create(const dsc_dataset_type *type, const char *name, dsc_split split,
                               const dsc_data_options *options, dsc_dataset **out) {

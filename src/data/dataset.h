@@ -35,10 +35,10 @@ typedef struct dsc_dataset_type {
     void (*raw_desc)(const dsc_dataset *dataset, dsc_augment_desc *desc);
     /* The label of a sample without reading it; NULL: only `sample` knows it. For sets with one label per sample. */
     int32_t (*label)(const dsc_dataset *dataset, int64_t index);
-    /* The number of the file that holds a sample, which never falls from one sample to the next; NULL: each is
-     * read on its own. */
+    /* The number of the file that holds a sample, which must not decrease from one sample to the next; NULL: each
+     * sample is read on its own. */
     int64_t (*group)(const dsc_dataset *dataset, int64_t index);
-    int reads_files; /* 1: a sample is read when it is asked for, and may turn out to be broken */
+    int reads_files; /* 1: a sample is read when it is requested, and may turn out to be broken */
 } dsc_dataset_type;
 
 struct dsc_dataset {
@@ -55,15 +55,15 @@ struct dsc_dataset {
     double mean[DSC_PIXEL_CHANNELS], std[DSC_PIXEL_CHANNELS];
     /* The shorter side of an image in pixels before the middle is cut out; 0: images have the size of a sample. */
     int64_t resize;
-    /* 1: samples are whole numbers, such as tokens, which a half type would round. */
+    /* 1: samples are whole numbers, such as tokens, which a 16-bit floating-point type would round. */
     int whole_numbers;
-    /* Sequences of tokens: what made them, which belongs to `state` (NULL: unknown), and how many bytes of text one of
-     * them stands for on average (0: unknown). */
+    /* For sequences of tokens: their tokenizer, which belongs to `state` (NULL: unknown), and how many bytes of text a
+     * token stands for on average (0: unknown). */
     const struct dsc_tokenizer *tokenizer;
     double bytes_per_token;
     /* The expected share of labels that are not -1; 0: all have a label. */
     double labelled;
-    /* The same in masked language modelling; 0: no tokens are masked. */
+    /* The share of tokens that are to be predicted in masked language modelling; 0: no tokens are masked. */
     double mask;
     /* Images that the samples are tiles of (masks, validation); 0: samples are no tiles. */
     int64_t pictures;
@@ -81,7 +81,7 @@ dsc_status dsc_subset_open(dsc_dataset **base, dsc_split split, const dsc_data_o
 /* Notes the mean and standard deviation of info.c channels; at most DSC_PIXEL_CHANNELS. */
 void dsc_dataset_note_normalisation(dsc_dataset *dataset, const double *mean, const double *std);
 
-/* The data sets that dsc_dataset_open knows without anybody registering them. */
+/* The built-in kinds of data sets, which dsc_dataset_open knows without registration. */
 extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cifar100, dsc_kind_idx,
     dsc_kind_imagefolder, dsc_kind_webdataset, dsc_kind_tokens, dsc_kind_text, dsc_kind_masks;
 

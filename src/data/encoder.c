@@ -18,7 +18,7 @@ enum {
     CACHE_BITS = 14   /* the cache has 2^14 places */
 };
 
-/* A place of the cache: the last word of its hash. */
+/* An entry of the cache: the last word with this hash. */
 typedef struct cached_word {
     uint64_t key[KEY_WORDS]; /* the word, padded with zeros */
     int32_t tokens[CACHE_TOKENS];

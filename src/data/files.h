@@ -7,19 +7,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A buffer that grows and is used again. Starts as {0}. */
+/* A reusable buffer that grows as needed. Starts as {0}. */
 typedef struct dsc_bytes {
     uint8_t *data;
     int64_t capacity;
 } dsc_bytes;
 
-/* Makes room for `size` bytes; what was in it may be lost. */
+/* Makes the buffer hold at least `size` bytes; its contents may be lost. */
 dsc_status dsc_bytes_reserve(dsc_bytes *bytes, int64_t size) DSC_MUST_CHECK;
 void dsc_bytes_free(dsc_bytes *bytes);
 
 /* 1 when `path` is a directory. */
 int dsc_file_is_directory(const char *path);
-/* 1 when both are the same file or folder, by way of links. */
+/* 1 when both are the same file or folder, also through links. */
 int dsc_file_is_same(const char *a, const char *b);
 /* Size of the regular file `path`. DSC_E_NOT_FOUND when it is not there. */
 dsc_status dsc_file_size(const char *path, int64_t *size) DSC_MUST_CHECK;

@@ -33,7 +33,7 @@ static dsc_status check_info(const dsc_dataset_info *info, int64_t label_count) 
     return DSC_OK;
 }
 
-/* The labels of one sample. Where it has several, -1 stands for none. */
+/* Checks the labels of one sample. In samples with several labels, -1 stands for none. */
 static dsc_status check_labels(const dsc_dataset_info *info, int64_t index, const int32_t *label,
                                int64_t label_count) {
     const int32_t least = label_count > 1 ? -1 : 0;
@@ -109,7 +109,7 @@ static double find_labelled(const dsc_memory_data *d) {
     return (double)labelled / (double)all;
 }
 
-/* Images and labels as they are, or (copy 1) in new memory. */
+/* Takes the caller's images and labels, or (copy 1) copies them into new memory. */
 static dsc_status take(const dsc_memory_data *d, void **images, int32_t **labels) {
     const size_t sample = (size_t)(d->h * d->w * d->c) * dsc_dtype_size(d->dtype);
     const size_t row = (size_t)d->label_count * sizeof **labels;

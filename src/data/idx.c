@@ -8,7 +8,7 @@
  * mirrored digit is another character.
  *
  * The argument is a folder; or FOLDER/NAME, where the names of the files start with NAME- as those of EMNIST
- * do. Of a folder that holds one such set, NAME is found by itself. */
+ * do. If a folder contains one such set, NAME is found automatically. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/dataset.h"
@@ -46,7 +46,7 @@ typedef struct idx_array {
 static const char *const image_endings[] = {"images-idx3-ubyte", "images.idx3-ubyte", "images-idx4-ubyte",
                                             "images.idx4-ubyte", NULL};
 static const char *const label_endings[] = {"labels-idx1-ubyte", "labels.idx1-ubyte", NULL};
-/* What the splits are called. */
+/* The names of the splits in the file names. */
 static const char *const train_names[] = {"train", NULL};
 static const char *const val_names[] = {"t10k", "test", NULL};
 
@@ -243,7 +243,7 @@ done:
 
 /* ---- a pair of files ---- */
 
-/* Images [c, h, w] to [h, w, c], one by one through `image`. */
+/* Converts images from [c, h, w] to [h, w, c] in place, one by one through `image`. */
 static void interleave(uint8_t *data, int64_t count, const int64_t chw[3], uint8_t *image) {
     const int64_t c = chw[0], area = chw[1] * chw[2];
     for (int64_t i = 0; i < count; i++, data += c * area) {

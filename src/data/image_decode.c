@@ -19,7 +19,7 @@
 #endif
 
 enum { MAX_SCANS = 500, MESSAGE_SIZE = 256 };
-/* Of libjpeg, which holds the coefficients of a whole progressive image. */
+/* Bytes that libjpeg may use, which keeps all coefficients of a progressive image. */
 static const long max_jpeg_memory = 1L << 30;
 
 typedef enum image_type { IMAGE_OTHER, IMAGE_JPEG, IMAGE_PNG, IMAGE_WEBP } image_type;
@@ -35,12 +35,12 @@ static image_type type_of(const dsc_encoded *e) {
 }
 
 int dsc_image_bits(const dsc_encoded *e) {
-    enum { PNG_BITS = 24 }; /* where a PNG has the number, after signature, IHDR, width and height */
+    enum { PNG_BITS = 24 }; /* offset of the bit depth: after signature, IHDR, width and height */
     return type_of(e) == IMAGE_PNG && e->size > PNG_BITS ? e->data[PNG_BITS] : 8;
 }
 
 static dsc_status fail_other(const dsc_encoded *e) {
-    static const char *const tiff[] = {"II*", "MM\0*", "II+", "MM\0+"}; /* with a 0 after those of three */
+    static const char *const tiff[] = {"II*", "MM\0*", "II+", "MM\0+"}; /* 4 bytes each, a final 0 included */
     char start[16] = " nowhere";
     for (size_t i = 0; i < sizeof tiff / sizeof *tiff; i++)
         if (e->size >= 4 && memcmp(e->data, tiff[i], 4) == 0)
@@ -75,7 +75,7 @@ typedef struct jpeg_reader {
     struct jpeg_decompress_struct info;
     struct jpeg_error_mgr errors;
     struct jpeg_progress_mgr progress;
-    int large; /* the whole image would not be decoded */
+    int large; /* 1: larger than images that are decoded at full size */
     jmp_buf escape;
     char message[JMSG_LENGTH_MAX];
 } jpeg_reader;
@@ -91,8 +91,9 @@ static void jpeg_on_error(j_common_ptr info) {
     longjmp(reader->escape, 1);
 }
 
-/* A file that ends too early is an error; other warnings are common in the wild and harmless. Of a large image
- * the data may not end before it does, either: a damaged header would make it very large. */
+/* A file that ends too early is an error; other warnings are common in the wild and harmless. In a large image it is
+ * also an error when the compressed data end before all pixels are decoded: the header may be damaged, so that the
+ * image only looks large. */
 static void jpeg_on_message(j_common_ptr info, int level) {
     const jpeg_reader *reader = info->client_data;
     int code = info->err->msg_code;

@@ -1,4 +1,4 @@
-/* JPEG, PNG and WebP files in memory to RGB bytes. */
+/* Decodes JPEG, PNG and WebP files in memory to RGB bytes. */
 #ifndef DSC_DATA_IMAGE_DECODE_H
 #define DSC_DATA_IMAGE_DECODE_H
 
@@ -15,7 +15,7 @@ typedef struct dsc_encoded {
  * DSC_E_UNSUPPORTED when the build lacks the library. */
 dsc_status dsc_image_size(const dsc_encoded *encoded, int64_t *h, int64_t *w) DSC_MUST_CHECK;
 
-/* How many bits a value of the image has in the file. */
+/* The number of bits per value of the image in the file. */
 int dsc_image_bits(const dsc_encoded *encoded);
 
 /* Decodes to out[h,w,3] bytes. Grey is spread over three channels, CMYK converted, 16 bits scaled to 8, alpha
@@ -25,10 +25,11 @@ int dsc_image_bits(const dsc_encoded *encoded);
 dsc_status dsc_image_decode(const dsc_encoded *encoded, int shrink, dsc_bytes *out, int64_t *h,
                             int64_t *w) DSC_MUST_CHECK;
 
-/* The largest image that is decoded: pixels a side, and in all. */
+/* The largest image that is decoded: pixels per side, and in total. */
 enum { DSC_IMAGE_SIDE = 20000, DSC_IMAGE_PIXELS = 100000000 };
 
-/* Size and pixels of a WebP (image_webp.c), whose size has been checked before it is decoded to out[h,w,3]. */
+/* Recognises a WebP file, reads its size, and decodes it to out[h,w,3] after the caller has checked the size
+ * (image_webp.c). */
 int dsc_webp_is(const dsc_encoded *encoded);
 dsc_status dsc_webp_size(const dsc_encoded *encoded, int64_t *h, int64_t *w) DSC_MUST_CHECK;
 dsc_status dsc_webp_decode(const dsc_encoded *encoded, int64_t h, int64_t w, uint8_t *out) DSC_MUST_CHECK;

@@ -1,4 +1,4 @@
-/* Images in files of any place. */
+/* Images in any files, without labels. */
 #include "data/image_files.h"
 
 #include "base/error.h"

@@ -1,11 +1,11 @@
-/* Images in files of any place, without labels. */
+/* Images in any files, without labels. */
 #ifndef DSC_DATA_IMAGE_FILES_H
 #define DSC_DATA_IMAGE_FILES_H
 
 #include "data/image_view.h"
 #include "data/path_list.h"
 
-/* Reads an encoded image into `file`, which *out refers to, as it does to `path`. */
+/* Reads an encoded image into `file`. *out points to the memory of `file` and to `path`. */
 dsc_status dsc_image_file_read(const char *path, dsc_bytes *file, dsc_encoded *out) DSC_MUST_CHECK;
 
 /* A data set of these images, all with label 0. It takes over the list, which becomes empty. */

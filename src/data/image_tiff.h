@@ -15,14 +15,14 @@ typedef struct dsc_tiff dsc_tiff;
 /* Opens a file at its first page. DSC_E_UNSUPPORTED when the build lacks libtiff, or the machine does. */
 dsc_status dsc_tiff_open(const char *path, dsc_tiff **out) DSC_MUST_CHECK;
 void dsc_tiff_close(dsc_tiff **tiff);
-/* The number of the page that the file is at, from 0 on. */
+/* The index of the page that the file is at, counted from 0. */
 int64_t dsc_tiff_at(const dsc_tiff *tiff);
 /* Goes to the next page; *found is 0 when there is none. */
 dsc_status dsc_tiff_next(dsc_tiff *tiff, int *found) DSC_MUST_CHECK;
-/* Decodes the page to out[h, w, 3]. *bits: of a value in the file. */
+/* Decodes the page to out[h, w, 3]. *bits: bits per value in the file. */
 dsc_status dsc_tiff_decode(dsc_tiff *tiff, dsc_bytes *out, int64_t *h, int64_t *w, int *bits) DSC_MUST_CHECK;
-/* The number of pages. Where the list of them is damaged, and where the file is no TIFF at all, this includes the page
- * that cannot be found, so that reading all of them says what is wrong. */
+/* The number of pages. If the list of pages is damaged, or the file is not a TIFF at all, this includes the page that
+ * cannot be found, so that an attempt to read all pages reports what is wrong. */
 dsc_status dsc_tiff_count(const char *path, int64_t *count) DSC_MUST_CHECK;
 
 #endif

@@ -105,8 +105,8 @@ static void finish(const dsc_dataset *dataset, int flip, float *x) {
     }
 }
 
-/* Decodes an image of h x w pixels, and scales the view of it to x[size,size,3], from 0 to 255. Where `grey`, it is
- * scaled in scratch->file instead, which may hold the encoded image. *out: where. */
+/* Decodes an image of h x w pixels, and scales the view of it to x[size,size,3], from 0 to 255. If `grey`, the result
+ * is in scratch->file instead, which may hold the encoded image before. *out points to the result. */
 static dsc_status cut_out(const dsc_encoded *encoded, const int64_t hw[2], const view *v, int64_t size,
                           int grey, dsc_scratch *scratch, float *x, float **out) {
     int64_t got_h = 0, got_w = 0;

@@ -139,7 +139,7 @@ static void describe_passed(const folder *f, char *text, size_t size) {
                  (long long)all, all == 1 ? "" : "s", f->root, all == 1 ? "was" : "were", kinds);
 }
 
-/* One more image: `below`/`name` under the root. */
+/* Adds an image: `below`/`name` under the root. */
 static dsc_status add_image(folder *f, const char *below, const char *name, int32_t label) {
     size_t length = strlen(below) + strlen(name) + 2;
     if (strlen(f->root) + 1 + length > MAX_PATH)
@@ -156,8 +156,8 @@ static dsc_status add_image(folder *f, const char *below, const char *name, int3
     return DSC_OK;
 }
 
-/* Adds the images of root/below and, where `nested`, of the folders in it. Only names that do not look like
- * an image's are asked whether they are a folder: that spares a million calls. */
+/* Adds the images of root/below and, if `nested`, of the folders in it. Only names that do not look like an image's are
+ * checked for being folders: that spares a million system calls. */
 static dsc_status add_images(folder *f, const char *below, int nested, int32_t label) {
     name_list list = {NULL, 0, 0};
     char *path = NULL, *inner = NULL, *inner_below = NULL;

@@ -136,7 +136,7 @@ static int take_rows(dsc_loader *loader, task *t) {
     return 1;
 }
 
-/* A row that holds no sample has no label, in any of its places. */
+/* Sets all labels of a row that holds no sample to -1. */
 static void clear_labels(const dsc_loader *loader, int32_t *labels) {
     for (int64_t i = 0; i < loader->dataset->label_count; i++)
         labels[i] = -1;
@@ -242,7 +242,7 @@ static dsc_status mix_row(const dsc_loader *loader, const slot *s, int64_t row, 
     return DSC_OK;
 }
 
-/* The same as floats. */
+/* Prepares one row of a batch as floats; a row whose index is -1 is zero and has labels -1. */
 static dsc_status prepare_floats(dsc_loader *loader, const task *t, int64_t row, int64_t size, workspace *w) {
     const dsc_loader_options *o = &loader->options;
     const slot *s = t->slot;
@@ -325,7 +325,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 static dsc_status check_options(const dsc_dataset *dataset, const dsc_loader_options *options,
                                 const dsc_device *device) {
     if (dataset->whole_numbers && options->dtype != DSC_F32)

@@ -96,7 +96,7 @@ int dsc_natural_order(const char *a, const char *b) {
         }
     }
     const int order = (unsigned char)*p - (unsigned char)*q;
-    return order != 0 ? order : strcmp(a, b); /* names that differ in zeros alone */
+    return order != 0 ? order : strcmp(a, b); /* names that differ only in leading zeros */
 }
 
 static int compare_paths(const void *a, const void *b) {
@@ -107,7 +107,7 @@ static int compare_paths(const void *a, const void *b) {
 static dsc_status read_picture(const char *path, int is_label, dsc_bytes *file, dsc_bytes *out, picture *p) {
     dsc_encoded encoded;
     DSC_TRY(dsc_image_file_read(path, file, &encoded));
-    if (is_label && dsc_image_bits(&encoded) > 8) /* decoding would make one value of 256 */
+    if (is_label && dsc_image_bits(&encoded) > 8) /* decoding would merge 256 values into one */
         return DSC_FAIL(
             DSC_E_FORMAT,
             "the label '%s' has %d bits a pixel, but classes are values of 8 bits: save it with 8", path,

@@ -26,7 +26,7 @@ typedef struct dsc_mask_list {
 dsc_status dsc_mask_list_read(const char *folder, dsc_mask_list *list) DSC_MUST_CHECK;
 void dsc_mask_list_free(dsc_mask_list *list);
 
-/* Order of names in which the digits in a row are numbers: "2.png" comes before "10.png". */
+/* Compares names for sorting; consecutive digits count as one number, so that "2.png" comes before "10.png". */
 int dsc_natural_order(const char *a, const char *b);
 
 #endif

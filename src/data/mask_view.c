@@ -27,7 +27,7 @@ dsc_mask_view dsc_mask_view_tile(int64_t image_h, int64_t image_w, int64_t h, in
     return view;
 }
 
-/* One draw a statement, always in this order. */
+/* One draw per statement, always in this order. */
 dsc_mask_view dsc_mask_view_draw(dsc_rng *rng, int64_t image_h, int64_t image_w, int64_t h, int64_t w,
                                  double elastic) {
     dsc_mask_view v = {.h = h, .w = w, .elastic = elastic > 0};

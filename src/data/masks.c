@@ -3,8 +3,8 @@
  * Images and masks are in memory. The values of all masks, of both splits and in their order, are the classes; mean
  * and standard deviation are those of the training images. A training sample is a crop. Validation images are cut into
  * tiles of the same size, of which the last ones of a row or column overlap those before them: the pixels that an
- * earlier tile has get the label -1, so that every pixel counts once. With a margin, all of this is about the labelled
- * middle of a sample. */
+ * earlier tile has get the label -1, so that every pixel counts once. With a margin, all of this applies to the
+ * labelled middle of a sample. */
 #include "data/masks.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -166,7 +166,7 @@ static void warn_of_values(const dsc_mask_list *train, const dsc_mask_list *val,
             "label image has one value for each class, with sharp borders (not scaled or smoothed, not saved "
             "as JPEG)",
             (long long)classes, name_label(item, name), most[most[1] > most[0]]);
-        return; /* and some of so many are in few masks */
+        return; /* with so many values, new ones in validation are no surprise */
     }
     int value = -1, others = -1; /* the lowest value that is new, and how many more there are */
     for (int v = VALUES - 1; v >= 0; v--)

@@ -7,13 +7,13 @@
 
 /* A validation sample. */
 typedef struct dsc_mask_tile {
-    int64_t picture; /* the number of its image */
+    int64_t picture; /* the index of its image */
     const dsc_mask_item *item;
     dsc_mask_view view;     /* its labelled part */
-    int64_t done_h, done_w; /* the first rows and columns, which an earlier tile has */
+    int64_t done_h, done_w; /* numbers of its first rows and columns that earlier tiles have already */
 } dsc_mask_tile;
 
-/* 1 when the data set is the validation split of masks:DIR, for which the other functions are. */
+/* 1 when the data set is the validation split of masks:DIR, which the other functions require. */
 int dsc_masks_has_tiles(const dsc_dataset *dataset);
 dsc_mask_tile dsc_masks_tile(const dsc_dataset *dataset, int64_t index);
 /* Image `picture`, which stays the data set's. */

@@ -37,7 +37,7 @@ int dsc_mix_is_on(const dsc_loader_options *o) {
 
 /* ---- one sample ---- */
 
-/* Through bytes: what the network sees is (value / 255 - mean) / std. */
+/* Applies RandAugment to a sample, which is converted back to bytes for it: x = (byte / 255 - mean) / std. */
 static dsc_status vary_bytes(const dsc_loader_options *o, const dsc_dataset *dataset, dsc_rng *rng,
                              dsc_bytes *image, float *x) {
     const dsc_dataset_info *info = &dataset->info;

@@ -10,11 +10,11 @@
 /* Refuses values that make no sense, RandAugment of samples that are not made of bytes, and all of these changes for
  * samples with several labels, which would have to change alike. */
 dsc_status dsc_mix_check(const dsc_loader_options *o, const dsc_dataset *dataset) DSC_MUST_CHECK;
-/* 1 when samples are changed at all; when they are mixed. */
+/* is_on: 1 when samples are changed at all. mixes: 1 when they are mixed. */
 int dsc_mix_is_on(const dsc_loader_options *o);
 int dsc_mix_mixes(const dsc_loader_options *o);
 
-/* RandAugment and erasing of sample x[h,w,c] of the data set, in this order; `image` is memory to work with. */
+/* Applies RandAugment, then erasing, to sample x[h,w,c] of the data set; `image` is scratch memory. */
 dsc_status dsc_mix_vary(const dsc_loader_options *o, const dsc_dataset *dataset, int64_t epoch, int64_t index,
                         dsc_bytes *image, float *x) DSC_MUST_CHECK;
 
@@ -34,7 +34,8 @@ dsc_mix_choice dsc_mix_draw(const dsc_loader_options *o, const dsc_dataset_info 
 void dsc_mix_apply(const dsc_mix_choice *choice, const dsc_dataset_info *info, const float *other, float *x);
 
 /* ---- randaugment.c ---- */
-/* `ops` times an operation that is drawn from fourteen, with magnitude 0 to 30, on image[h,w,c]; `work` is as large. */
+/* Applies `ops` operations, each drawn from fourteen, with magnitude 0 to 30, to image[h,w,c]; `work` is scratch memory
+ * of the same size. */
 void dsc_randaugment(dsc_rng *rng, int ops, double magnitude, int64_t h, int64_t w, int64_t c, uint8_t *image,
                      uint8_t *work);
 

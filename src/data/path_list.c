@@ -43,7 +43,7 @@ static int by_bytes(const struct dirent **a, const struct dirent **b) {
 static dsc_status add_folder(dsc_path_list *list, const char *folder, int (*accepts)(const char *name),
                              const place *above);
 
-/* A name in a folder: names that are accepted are not asked whether they are a folder. */
+/* Adds a name in a folder. Accepted names are not checked for being folders, which spares a system call each. */
 static dsc_status add_name(dsc_path_list *list, const char *folder, const char *name,
                            int (*accepts)(const char *name), const place *at) {
     char *path;

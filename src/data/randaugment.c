@@ -14,7 +14,7 @@ static uint8_t to_byte(double value) {
     return (uint8_t)fmin(fmax(round(value), 0), 255);
 }
 
-/* ---- places ---- */
+/* ---- geometry ---- */
 
 /* Pixel (x, y), counted from the centre, becomes that at (a x + b y + e, c x + d y + f); black outside. */
 static void transform(const canvas *v, const double m[6]) {
@@ -47,7 +47,8 @@ static double mean_grey(const canvas *v) {
     return round(sum / (double)(v->h * v->w));
 }
 
-/* A pixel of the image with each pixel but those of the border replaced by (5 itself + its 8 neighbours) / 13. */
+/* A value of the smoothed image, in which each pixel p but those of the border is (5 p + the sum of its 8 neighbours)
+ * / 13. */
 static double smoothed(const canvas *v, int64_t y, int64_t x, int64_t k) {
     double sum = 4.0 * v->work[(y * v->w + x) * v->c + k];
     if (y == 0 || x == 0 || y == v->h - 1 || x == v->w - 1)
@@ -58,7 +59,8 @@ static double smoothed(const canvas *v, int64_t y, int64_t x, int64_t k) {
     return round(sum / 13);
 }
 
-/* value = base + factor (value - base), where the base is what the operation goes away from. */
+/* value = base + factor (value - base), where the base is black, the grey pixel, the mean grey or the smoothed image,
+ * by operation. */
 static void blend(const canvas *v, dsc_vary_op op, double factor) {
     const double middle = op == DSC_VARY_CONTRAST ? mean_grey(v) : 0;
     memcpy(v->work, v->image, (size_t)(v->h * v->w * v->c));
@@ -174,7 +176,7 @@ void dsc_vary_apply(dsc_vary_op op, double strength, int64_t h, int64_t w, int64
 
 void dsc_randaugment(dsc_rng *rng, int ops, double magnitude, int64_t h, int64_t w, int64_t c, uint8_t *image,
                      uint8_t *work) {
-    /* Strength at magnitude 30; 1: the sign is drawn. */
+    /* Strength at magnitude 30; has_sign 1: the sign is drawn at random. */
     static const struct {
         double most;
         int has_sign;

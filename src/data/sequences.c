@@ -125,7 +125,7 @@ static dsc_status count_samples(const dsc_token_source *source, const char *kind
         train ? "training" : "validation", (long long)context, (long long)most);
 }
 
-/* A character that is also the mask could not be told from a place that is masked. */
+/* Refuses a mask token that is a character of the text: the two could not be distinguished. */
 static dsc_status check_mask_token(const char *kind, const dsc_data_options *o,
                                    const dsc_token_source *source) {
     const dsc_tokenizer *t = source->tokenizer;

@@ -14,7 +14,7 @@
  * for each byte. */
 typedef struct dsc_token_source {
     dsc_token_file *file; /* NULL: text */
-    int64_t first;        /* of the file's tokens */
+    int64_t first;        /* index of the first token in the file */
     uint8_t *text;        /* [count] */
     int64_t count;        /* tokens */
     int64_t whole; /* tokens of both splits together, where they are parts of one row; 0: they are not */
@@ -29,8 +29,8 @@ void dsc_token_source_free(dsc_token_source *source);
 void dsc_token_source_divide(int64_t count, double share, dsc_split split, int64_t *first,
                              int64_t *part_count);
 
-/* A data set of the tokens of `source`, which it owns on success and which is empty then. `kind` and `path` are for
- * messages. */
+/* A data set of the tokens of `source`. On success it takes over the contents of `source`, which is empty then. `kind`
+ * and `path` are for messages. */
 dsc_status dsc_sequences_create(dsc_token_source *source, const char *kind, const char *path, dsc_split split,
                                 const dsc_data_options *options, dsc_dataset **out) DSC_MUST_CHECK;
 

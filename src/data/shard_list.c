@@ -30,7 +30,7 @@ static dsc_status add(dsc_shard_list *list, const char *path) {
     return DSC_OK;
 }
 
-/* Adds what matches a pattern of glob(), in the order of the names. */
+/* Adds the files that match a pattern of glob(), in the order of their names. */
 static dsc_status add_matches(dsc_shard_list *list, const char *pattern) {
     glob_t found;
     int result = glob(pattern, 0, NULL, &found);
@@ -64,7 +64,7 @@ static int read_range(const char *text, size_t length, long *first, long *last, 
 
 static dsc_status expand(dsc_shard_list *list, const char *pattern);
 
-/* The pattern with `middle` in place of what is from open to close. */
+/* Lists the pattern with the part from `open` to `close` replaced by `middle`. */
 static dsc_status expand_with(dsc_shard_list *list, const char *pattern, const char *open, const char *close,
                               const char *middle, size_t length) {
     char next[MAX_PATTERN];
@@ -80,7 +80,7 @@ static dsc_status expand(dsc_shard_list *list, const char *pattern) {
     const char *open = strchr(pattern, '{'), *close = open ? strchr(open, '}') : NULL;
     long first, last;
     int digits;
-    if (!close && !strpbrk(pattern, "*?[")) /* added although it may not be there: reading it says so */
+    if (!close && !strpbrk(pattern, "*?[")) /* added even if it does not exist: reading it will fail */
         return add(list, pattern);
     if (!close && ++list->listed > MAX_LISTED)
         return DSC_FAIL(

@@ -14,7 +14,7 @@ typedef struct dsc_shard_list {
     char **path;
     char *is_val; /* 1: a shard of the validation split */
     int64_t count, path_capacity, val_capacity;
-    int listed; /* patterns whose matches were listed so far */
+    int listed; /* number of patterns whose matches were listed so far */
 } dsc_shard_list;
 
 /* The shards that `argument` stands for: a folder (its .tar files, and those of the folders in it), or a pattern
@@ -23,7 +23,7 @@ typedef struct dsc_shard_list {
 dsc_status dsc_shards_find(const char *argument, dsc_shard_list *list) DSC_MUST_CHECK;
 void dsc_shards_free(dsc_shard_list *list);
 
-/* A sample of a shard. key and class are places in dsc_shard.text. */
+/* A sample of a shard. key and class are offsets in dsc_shard.text. */
 typedef struct dsc_shard_sample {
     int64_t offset, size; /* of the image in the file */
     int64_t key, class;

@@ -15,7 +15,7 @@ typedef struct berth {
 struct dsc_stage {
     dsc_device *device;
     dsc_queue *queue;
-    int bytes; /* 1: images travel as bytes */
+    int bytes; /* 1: images are sent as bytes */
     dsc_augment_desc desc;
     dsc_tensor x, labels, others, shares; /* what the caller gets */
     berth berths[PLACES];

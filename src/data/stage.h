@@ -20,7 +20,7 @@ typedef struct dsc_staged {
     float *shares;   /* [batch] */
 } dsc_staged;
 
-/* dtype: of x; bytes 0: samples travel as floats, though the data set has bytes. */
+/* dtype: of x; bytes 0: samples are sent as floats even if the data set has bytes. */
 dsc_status dsc_stage_create(const dsc_dataset *dataset, dsc_device *device, int64_t batch, dsc_dtype dtype,
                             int bytes, dsc_stage **out) DSC_MUST_CHECK;
 void dsc_stage_destroy(dsc_stage **stage);
@@ -28,8 +28,8 @@ void dsc_stage_destroy(dsc_stage **stage);
 dsc_status dsc_stage_alloc(dsc_stage *stage, dsc_staged *out) DSC_MUST_CHECK;
 void dsc_stage_free(dsc_stage *stage, dsc_staged *staged);
 
-/* Sends a batch and writes it to x and labels, in the order of `queue`; mixed: with other labels. The memory of
- * `staged` is in use until dsc_stage_settle, which waits until the last batch has been copied. */
+/* Sends a batch and writes it to x and labels, in the order of `queue`; mixed 1: also the other labels and shares.
+ * The memory of `staged` is in use until dsc_stage_settle, which waits until the last batch has been copied. */
 dsc_status dsc_stage_send(dsc_stage *stage, dsc_queue *queue, const dsc_staged *staged, int mixed,
                           dsc_tensor *x, dsc_tensor *labels) DSC_MUST_CHECK;
 /* The other labels and their shares of the batch that was sent last. */

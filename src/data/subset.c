@@ -13,9 +13,9 @@
 #include <math.h>
 
 typedef struct subset {
-    dsc_dataset_type type; /* what the set underneath can do */
+    dsc_dataset_type type; /* implements only the functions that the base set has, too */
     dsc_dataset *base;
-    int64_t *index; /* [count], numbers of its samples */
+    int64_t *index; /* [count], indices of its samples in `base` */
 } subset;
 
 static void close_subset(dsc_dataset *dataset) {
@@ -25,7 +25,7 @@ static void close_subset(dsc_dataset *dataset) {
     dsc_memory_free(&s);
 }
 
-/* Augmentation is keyed by the number in the whole set. */
+/* Augmentation is keyed by the sample's index in the whole set. */
 static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label) {
     const subset *s = dataset->state;

@@ -179,7 +179,7 @@ static void add_noise(dsc_rng *rng, int amplitude, int canvas[SIDE][SIDE][CHANNE
     }
 }
 
-/* One draw a statement: C leaves the order inside an initialiser open. */
+/* One draw per statement: C leaves the order inside an initialiser open. */
 static shape draw_distractor(dsc_rng *rng) {
     shape s;
     s.kind = dsc_rng_below(rng, 2) ? SQUARE : DISC;
@@ -239,7 +239,7 @@ static void close_set(dsc_dataset *dataset) {
 }
 
 /* Several threads may want one image at once: the first keeps what it draws, the others draw for themselves
- * rather than wait. `drawn`: room for an image. */
+ * rather than wait. `drawn`: memory for an image. */
 static const uint8_t *image_of(const dsc_dataset *dataset, int64_t index, uint8_t drawn[BYTES]) {
     synthetic *set = dataset->state;
     uint8_t *kept = set->pixels->data + index * BYTES;

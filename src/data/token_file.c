@@ -70,7 +70,7 @@ static dsc_status map_file(dsc_token_file *f) {
     return status;
 }
 
-/* Format, place and number of the tokens. */
+/* Finds the format, the place and the number of the tokens. */
 static dsc_status read_layout(dsc_token_file *f, int wide) {
     int width = wide ? 4 : 2;
     f->tokens = f->map;
@@ -100,12 +100,12 @@ static dsc_status read_layout(dsc_token_file *f, int wide) {
     return DSC_OK;
 }
 
-/* A number of tokens.json, from `least` to `most`. */
+/* Reads a number of tokens.json, which must be from `least` to `most`. */
 static dsc_status read_number(const char *path, const json_t *object, const char *key, int64_t least,
                               int64_t most, int64_t *out) {
     const json_t *number = json_object_get(object, key);
     char value[DSC_JSON_VALUE];
-    *out = json_integer_value(number); /* 0 when it is none */
+    *out = json_integer_value(number); /* 0 for other types */
     if (json_is_integer(number) && *out >= least && *out <= most)
         return DSC_OK;
     return DSC_FAIL(DSC_E_FORMAT,

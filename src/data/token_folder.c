@@ -30,8 +30,8 @@ static int exists(const char *path) {
     return lstat(path, &info) == 0;
 }
 
-/* What one of the vocabulary's files gets to hold; NULL: it is not written, because there is none, or because it is the
- * one that was read. */
+/* The text to write into one of the vocabulary's files; NULL: the file is not written, because there is none or because
+ * it is the one that was read. */
 static const char *text_of(const dsc_token_folder *f, int file) {
     const dsc_bpe *bpe = f->tokenizer->bpe;
     if (!bpe)
@@ -99,7 +99,7 @@ void dsc_token_folder_close(dsc_token_folder **folder) {
     dsc_memory_free(folder);
 }
 
-/* ---- the end ---- */
+/* ---- committing ---- */
 
 static dsc_status write_whole(dsc_token_folder *f, int file, const void *data, size_t bytes) {
     DSC_TRY(dsc_output_open(f->paths[file], &f->outputs[file]));
@@ -112,7 +112,7 @@ static dsc_status write_vocabulary(dsc_token_folder *f, int file) {
     return text ? write_whole(f, file, text, strlen(text)) : DSC_OK;
 }
 
-/* A file's name as JSON; where it is not UTF-8, bytes become question marks. */
+/* A file's name as JSON. If it is not UTF-8, bytes beyond ASCII become question marks. */
 static json_t *name_of(const char *path) {
     char *plain;
     json_t *name = json_string(path);
@@ -178,7 +178,7 @@ dsc_status dsc_token_folder_commit(dsc_token_folder *f, const dsc_tokenize_resul
     DSC_TRY(write_vocabulary(f, VOCAB));
     DSC_TRY(write_vocabulary(f, MERGES));
     DSC_TRY(write_json(f, result, sources, count));
-    DSC_TRY(remove_old(f->paths[JSON])); /* it does not describe what follows */
+    DSC_TRY(remove_old(f->paths[JSON])); /* it does not describe the new files */
     if (!f->writers[VAL])
         DSC_TRY(remove_old(f->paths[VAL]));
     for (int i = 0; i < FILES; i++) {

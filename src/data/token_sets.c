@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* Of text that is not divided yet, this part is for validation. */
+/* The share of a text that is for validation, if it is not divided yet. */
 static const double default_val_split = 0.1;
 
 /* The vocabulary of files that nothing describes: GPT-2's, which the scripts of nanoGPT and llm.c write. */
@@ -41,7 +41,7 @@ static dsc_status find_file(const char *argument, dsc_split split, const dsc_dat
         argument);
 }
 
-/* The vocabulary may be larger than that of the file, for models that have some tokens more. */
+/* Opens the file. options->vocabulary may be larger than the file's vocabulary, for models with additional tokens. */
 static dsc_status fill_source(const char *path, dsc_split split, const dsc_data_options *options,
                               dsc_token_source *source) {
     dsc_token_file_options o;
@@ -116,7 +116,7 @@ static dsc_status count_bytes(const dsc_path_list *list, int64_t *total) {
     return DSC_OK;
 }
 
-/* A file may have changed since its characters were counted. */
+/* Checks that all characters are in the vocabulary: a file may have changed since its characters were counted. */
 static dsc_status check_text(const dsc_token_source *source, const char *path) {
     int64_t i = 0;
     while (i < source->count && source->tokenizer->token_of[source->text[i]] >= 0)

@@ -227,7 +227,7 @@ static dsc_status run_threads(tokenizing *w) {
     return status;
 }
 
-/* ---- before and after ---- */
+/* ---- preparing and finishing ---- */
 
 static dsc_status list_files(tokenizing *w, const char *const *paths, int64_t count) {
     for (int64_t i = 0; i < count; i++)

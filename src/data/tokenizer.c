@@ -1,4 +1,4 @@
-/* Tokenizers: their making, decoding, and their descriptions. */
+/* Tokenizers: creation, decoding, and descriptions. */
 #include "data/tokenizer.h"
 
 #include "base/error.h"
@@ -17,7 +17,7 @@ enum { CACHE_FROM = 1 << 16, READ_BYTES = 1 << 18 };
 
 /* ---- bytes and chars ---- */
 
-/* A token for each byte that is marked, in their order. */
+/* Creates a tokenizer with a token for each marked byte, in the order of the bytes. */
 static dsc_status create_simple(const char *kind, const uint8_t marked[256], dsc_tokenizer **out) {
     dsc_tokenizer *t;
     DSC_TRY(dsc_memory_alloc(1, sizeof *t, &t));
@@ -102,7 +102,7 @@ dsc_status dsc_tokenizer_chars_of_files(const char *const *paths, int64_t count,
     return status;
 }
 
-/* By dsc_bpe_read or dsc_bpe_parse. */
+/* Creates a tokenizer that `fill`, which is dsc_bpe_read or dsc_bpe_parse, fills in. */
 static dsc_status create_bpe(dsc_status (*fill)(const char *, const char *, dsc_tokenizer *),
                              const char *vocab, const char *merges, dsc_tokenizer **out) {
     dsc_tokenizer *t;
@@ -145,7 +145,7 @@ char *dsc_json_value_text(const json_t *value, char text[DSC_JSON_VALUE]) {
     return text;
 }
 
-/* What every tokens.json has, whichever version of descent tokenize wrote it. `name`: the file of tokens. */
+/* Checks the parts of a tokens.json that every version of descent tokenize writes. `name`: the file of tokens. */
 static dsc_status check_description(const char *path, const json_t *json, const char *name) {
     static const char *const formats[] = {"uint16", "uint32", "llm.c"};
     const json_t *version = json_object_get(json, "version"), *files = json_object_get(json, "files"),
@@ -222,7 +222,7 @@ static dsc_status chars_of_json(const json_t *list, dsc_tokenizer **out) {
     return create_simple("chars", marked, out);
 }
 
-/* The files of the vocabulary are beside the file of tokens. */
+/* Reads the files of the vocabulary beside the file of tokens `path`. */
 static dsc_status bpe_beside(const char *path, dsc_tokenizer **out) {
     const char *slash = strrchr(path, '/');
     char *folder = NULL, *vocab = NULL, *merges = NULL;

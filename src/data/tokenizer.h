@@ -1,4 +1,4 @@
-/* What the files of the tokenizers share. */
+/* Declarations that the source files of the tokenizers share. */
 #ifndef DSC_DATA_TOKENIZER_H
 #define DSC_DATA_TOKENIZER_H
 
@@ -24,7 +24,7 @@ typedef struct dsc_bpe {
     int32_t byte_token[256];
     int64_t made,
         unmade; /* tokens that a merge makes; tokens that consist of two others, but that none makes */
-    char *vocab_text, *merges_text; /* what the two files hold */
+    char *vocab_text, *merges_text; /* the contents of the two files */
     char *vocab_path, *merges_path; /* NULL: it was not read from files */
 } dsc_bpe;
 
@@ -34,7 +34,7 @@ struct dsc_tokenizer {
     int32_t end_of_text; /* -1: none */
     int64_t *offset;     /* [vocabulary + 1]: token i is bytes[offset[i] .. offset[i + 1]) */
     uint8_t *bytes;
-    int32_t token_of[256]; /* bytes and chars; -1: none */
+    int32_t token_of[256]; /* by byte, for the kinds bytes and chars; -1: none */
     dsc_bpe *bpe;          /* NULL: another kind */
 };
 
@@ -69,10 +69,10 @@ int64_t dsc_last_cut(const uint8_t *text, int64_t bytes);
 int dsc_is_cut(const uint8_t *text, int64_t bytes, int64_t at);
 
 struct dsc_path_list;
-/* Fails, as none of the files in the list holds text. */
+/* Fails with the message that none of the files in the list contains text. */
 dsc_status dsc_fail_no_text(const struct dsc_path_list *list) DSC_MUST_CHECK;
 
-/* ---- encoding with memory that is used again ---- */
+/* ---- encoding with reused memory ---- */
 
 /* Memory for encoding and a cache of words. */
 typedef struct dsc_encoder dsc_encoder;
@@ -97,7 +97,7 @@ dsc_status dsc_token_folder_open(const char *path, const dsc_tokenizer *tokenize
                                  int val, int overwrite, dsc_token_folder **out) DSC_MUST_CHECK;
 /* The writers of train.bin and val.bin (NULL: there is none); they stay the folder's. */
 void dsc_token_folder_writers(const dsc_token_folder *folder, dsc_token_writer *writers[2]);
-/* Gives all files their names, tokens.json last. `result` and `sources`: what tokens.json says. */
+/* Gives all files their names, tokens.json last. `result` and `sources` are written into tokens.json. */
 dsc_status dsc_token_folder_commit(dsc_token_folder *folder, const dsc_tokenize_result *result,
                                    const char *const *sources, int64_t count) DSC_MUST_CHECK;
 /* Removes what was not committed. */
@@ -109,9 +109,9 @@ struct json_t;
 enum { DSC_TOKENS_JSON_VERSION = 1, DSC_JSON_VALUE = 48 };
 /* A value of a description for messages, cut off where it is long; "missing" for NULL. Returns `text`. */
 char *dsc_json_value_text(const struct json_t *value, char text[DSC_JSON_VALUE]);
-/* The keys kind, vocabulary and, of chars, characters; NULL without memory. */
+/* An object with the keys kind, vocabulary and, for chars, characters; NULL when there is no memory. */
 struct json_t *dsc_tokenizer_json(const dsc_tokenizer *tokenizer);
-/* A tokenizer from the text of such an object and, of bpe, of its two files, which are NULL for other kinds.
+/* Makes a tokenizer from the text of such an object and, for bpe, of its two files, which are NULL for other kinds.
  * DSC_E_FORMAT when they are not valid. */
 dsc_status dsc_tokenizer_of_text(const char *json, const char *vocab, const char *merges,
                                  dsc_tokenizer **out) DSC_MUST_CHECK;

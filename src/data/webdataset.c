@@ -33,7 +33,7 @@ typedef struct listing {
 } listing;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static listing *listings; /* that are in use */
+static listing *listings; /* those in use */
 
 /* One split. */
 typedef struct part {
@@ -97,7 +97,7 @@ static dsc_status read_all(listing *l) {
 
 /* ---- classes ---- */
 
-/* The number that the text is, -1 when it is none. */
+/* The number that the text consists of; -1 when it is not a number. */
 static int64_t number_of(const char *text) {
     size_t digits = strspn(text, "0123456789");
     return digits > 0 && digits < 16 && !text[digits] ? strtoll(text, NULL, 10) : -1;
@@ -107,7 +107,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The names of all training samples, sorted, each once. */
+/* Collects the class names of all training samples, sorted, each once. */
 static dsc_status collect_names(listing *l, int64_t samples) {
     int64_t used = 0;
     DSC_TRY(dsc_memory_alloc(samples, sizeof *l->names, &l->names));

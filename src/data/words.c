@@ -6,7 +6,7 @@
  * there. */
 #include "data/tokenizer.h"
 
-/* How many bytes the UTF-8 sequence that begins with text[0] has, by its first two bytes; 0: it is not valid. */
+/* The length in bytes of the UTF-8 sequence that begins with text[0], by its first two bytes; 0: it is not valid. */
 static int sequence_length(const uint8_t *text, int64_t left) {
     uint8_t first = text[0], second = left > 1 ? text[1] : 0;
     if (first >= 0xC2 && first <= 0xDF)
@@ -73,11 +73,11 @@ int64_t dsc_word_length(const uint8_t *text, int64_t left) {
     int length = contraction(text, left);
     if (length > 0)
         return length;
-    const int blank = text[0] == ' ' && left > 1; /* which belongs to what follows */
+    const int blank = text[0] == ' ' && left > 1; /* a blank belongs to the word after it */
     dsc_utf8_next(text + blank, left - blank, &kind);
     if (kind != DSC_CHAR_SPACE)
         return run_end(text, left, blank, kind, &last);
-    /* White space that something follows leaves its last character to what follows, unless it has only one. */
+    /* White space that other text follows leaves its last character to that text, unless it has only one. */
     int64_t end = run_end(text, left, 0, DSC_CHAR_SPACE, &last);
     return end == left || last == 0 ? end : last;
 }

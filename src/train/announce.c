@@ -1,5 +1,5 @@
-/* The description of a run. What is special about its options comes from the option tables: of each group
- * those are listed that apply and have another value than the default, after a few that always are. */
+/* The description of a run. Its options come from the option tables: of each group, first a few that are always
+ * listed, then those that apply and differ from their default. */
 #include "train/announce.h"
 
 #include "base/error.h"
@@ -38,7 +38,7 @@ static void end(line *l) {
     dsc_trainer_emit_text(l->t, DSC_EVENT_START, l->text);
 }
 
-/* 1 when `words`, separated by blanks, hold this one. */
+/* 1 when `words`, a list separated by blanks, contains `word`. */
 static int holds(const char *words, const char *word) {
     size_t length = strlen(word);
     for (const char *at = words; (at = strstr(at, word)); at += length)
@@ -47,15 +47,15 @@ static int holds(const char *words, const char *word) {
     return 0;
 }
 
-/* ", name value", without the prefix that the options of K-FAC have. */
+/* Adds ", name value", without the prefix "kfac-" of K-FAC's options. */
 static void add_option(line *l, const dsc_option *o, const char *value) {
     const char *name = strncmp(o->name, "kfac-", 5) == 0 ? o->name + 5 : o->name;
     int flag = o->kind == DSC_OPTION_FLAG || o->kind == DSC_OPTION_NO_FLAG;
     add(l, flag ? ", %s" : ", %s %s", name, value);
 }
 
-/* The options of a group that apply: those in `always`, and those that are neither the default nor in
- * `never`. */
+/* Adds the options of a group that apply: those in `always`, and those that neither have their default value
+ * nor are in `never`. */
 static void add_group(line *l, const char *group, const char *always, const char *never) {
     const dsc_settings *s = &l->t->settings;
     char value[512], usual[512];

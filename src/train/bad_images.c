@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_SHARE = 1000, AT_ONCE = 16 }; /* one image in so many */
+enum { DEFAULT_SHARE = 1000, AT_ONCE = 16 }; /* one image in 1000 may be bad; reports fetched at a time */
 
-/* The number that `rule` allows; -1: one in DEFAULT_SHARE. Returns 0 for a rule that is wrong. */
+/* Sets *limit to the number of bad images that `rule` allows; -1: one in DEFAULT_SHARE. Returns 0 for a wrong rule. */
 static int read_rule(const char *rule, int64_t *limit) {
     *limit = -1;
     if (!rule || strcmp(rule, "skip") == 0)
@@ -102,7 +102,7 @@ dsc_status dsc_bad_images_name(dsc_bad_images *bad, dsc_comm *comm, dsc_queue *q
         status = dsc_share_gather(comm, queue, status, bad->pending, (size_t)most * sizeof *bad->pending,
                                   &samples);
     }
-    for (int64_t i = 0; status == DSC_OK && i < most; i++) /* about the order of the batches */
+    for (int64_t i = 0; status == DSC_OK && i < most; i++) /* roughly in the order of the batches */
         for (int r = 0; status == DSC_OK && r < ranks; r++)
             if (i < counts[r])
                 status = name(bad, (const dsc_bad_sample *)samples + r * most + i, prints);

@@ -14,7 +14,7 @@ typedef struct dsc_bad_images {
     int64_t count, limit;    /* images of the set; how many of them may be bad */
     dsc_bad_sample *pending; /* reported by this rank's loader, not named yet */
     int64_t pending_count, pending_capacity;
-    int64_t *known; /* indices of those that were named */
+    int64_t *known; /* indices of the images that were named */
     int64_t known_count, known_capacity;
     char first[DSC_BAD_MESSAGE]; /* the message of the first that was named; "": none yet */
 } dsc_bad_images;
@@ -22,7 +22,7 @@ typedef struct dsc_bad_images {
 /* Checks `rule`: "stop", "skip", "skip:N", or NULL, which is "skip". `prefix` stands before the option's
  * name. */
 dsc_status dsc_bad_images_check_rule(const char *rule, const char *prefix) DSC_MUST_CHECK;
-/* Without bad images so far. `rule` must have been checked. */
+/* Starts without any bad images. `rule` must have been checked. */
 void dsc_bad_images_init(dsc_bad_images *bad, const char *what, int64_t count, const char *rule);
 void dsc_bad_images_free(dsc_bad_images *bad);
 

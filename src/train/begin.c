@@ -41,7 +41,7 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
 
 /* ---- checkpoints ---- */
 
-/* Adds the numbers of parameters and of batch-norm statistics that are not finite. */
+/* Counts the parameters (bad[0]) and the batch-norm statistics (bad[1]) that are not finite. */
 static dsc_status count_bad(dsc_trainer *t, dsc_tensor *count, double bad[2]) {
     dsc_tensor values = dsc_model_values(t->model);
     const dsc_param *buffers = dsc_model_buffers(t->model);
@@ -286,7 +286,7 @@ static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was, char 
 
 /* ---- the beginning ---- */
 
-/* The parameters are there, new or loaded: the metrics, `config` and the first reports. */
+/* Called once the parameters are set, new or loaded: opens the metrics, writes `config` and sends the first reports. */
 static dsc_status start(dsc_trainer *t, const dsc_origin *from, int as_it_was, const char *note) {
     if (!as_it_was)
         DSC_TRY(dsc_consensus_start(t->consensus));

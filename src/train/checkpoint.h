@@ -8,7 +8,7 @@
  * not see the directory. A run may continue with another number of ranks than the P that wrote the files:
  * rank r then takes the state of rank r mod P. With gossip a run continues exactly only with the same
  * algorithm, graph and number of ranks; otherwise all ranks start from the model file. The state of a K-FAC
- * that all ranks share can be loaded into one of a rank's own, and the other way round. */
+ * that all ranks share can be loaded into K-FACs that belong to one rank each, and vice versa. */
 #ifndef DSC_TRAIN_CHECKPOINT_H
 #define DSC_TRAIN_CHECKPOINT_H
 
@@ -36,7 +36,7 @@ typedef struct dsc_snapshot {
     dsc_train_state *state;
     dsc_consensus *gossip; /* settled; NULL where all ranks hold the same parameters */
     dsc_factors *factors;  /* settled; NULL: none */
-    int kfac_alone;        /* every rank has a K-FAC of its own */
+    int kfac_alone;        /* 1: every rank has its own K-FAC */
     const dsc_ema *ema;    /* NULL: none */
 } dsc_snapshot;
 
@@ -47,8 +47,8 @@ dsc_status dsc_checkpoint_write_model(const dsc_snapshot *s, const char *path,
                                       dsc_st_writer **out) DSC_MUST_CHECK;
 /* Writes the state file beside it, X.state.safetensors, and gives all files their names. Destroys *model, and *ema
  * (*ema NULL: there is none), the file X.ema.safetensors of the average of the weights: both were made by
- * dsc_checkpoint_write_model. `bytes` (rank 0): of all files. Collective; fails on all ranks or on none. A
- * failure leaves older files of these names as they were, and no temporary file. */
+ * dsc_checkpoint_write_model. `bytes` (rank 0): the size of all files together. Collective; fails on all ranks or on
+ * none. A failure leaves older files of these names as they were, and no temporary file. */
 dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *path, dsc_st_writer **model,
                                dsc_st_writer **ema, int64_t *bytes) DSC_MUST_CHECK;
 /* Loads both files; rank 0 reads, `path` names the model file. *exact (NULL: not asked for) becomes 1 when

@@ -3,7 +3,7 @@
  *   checkpoint-STEP.safetensors         the model
  *   checkpoint-STEP.state.safetensors   the rest of the run
  *   latest                              text: the name of the newest model file, and a newline
- *   best                                the same of the one with the best validation accuracy, if it is there */
+ *   best                                the same for the one with the best validation accuracy, if it still exists */
 #ifndef DSC_TRAIN_CHECKPOINT_DIRECTORY_H
 #define DSC_TRAIN_CHECKPOINT_DIRECTORY_H
 

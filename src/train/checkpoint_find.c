@@ -107,7 +107,7 @@ dsc_status dsc_checkpoint_find(const char *spec, char **out) {
 
 /* ---- intact ---- */
 
-/* The model's numbers must be finite; the state's need not all be. */
+/* Checks a file. `finite`: all its values must be finite, as the model's must be; those of the state need not be. */
 static dsc_status check_file(const char *path, int finite) {
     dsc_st_reader *reader = NULL;
     DSC_TRY(dsc_st_open(path, &reader));
@@ -121,7 +121,7 @@ dsc_status dsc_checkpoint_check(const char *path, int model_alone) {
     DSC_TRY(check_file(path, 1));
     dsc_status status = dsc_checkpoint_state_path(path, &state);
     if (status != DSC_OK && model_alone)
-        return DSC_OK; /* a name that only a model file of somebody else has */
+        return DSC_OK; /* a file of another program, whose name allows no state file beside it */
     if (status == DSC_OK && (!model_alone || exists(state)))
         status = check_file(state, 0);
     dsc_memory_free(&state);

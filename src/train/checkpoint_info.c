@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* The public struct points into the rest. */
+/* The public struct `shown` points into the other members. */
 typedef struct full_info {
-    dsc_checkpoint_info shown; /* first: callers hold its address */
+    dsc_checkpoint_info shown; /* must be the first member: callers hold its address */
     dsc_model_facts facts;
     char *path, *state_path;
     const char *const *class_names;
@@ -37,7 +37,7 @@ static const char *text_of(const dsc_st_reader *reader, const char *key) {
     return text ? text : "";
 }
 
-/* The state file, where there is one beside a file of such a name. */
+/* Opens the state file beside the model file, if there is one. */
 static dsc_status read_state(full_info *i) {
     dsc_checkpoint_info *s = &i->shown;
     struct stat info;

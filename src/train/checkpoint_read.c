@@ -40,8 +40,8 @@ typedef struct source {
 
 /* ---- tensors of the state file ---- */
 
-/* Rank 0: where the file has an item for rank r of this run; NULL: nowhere. `name`, in new memory, is the
- * tensor's name there. */
+/* Rank 0: finds the tensor of the file that holds an item for rank r of this run; *out is NULL when there is none.
+ * `name`, in new memory, is the tensor's name in the file. */
 static dsc_status find(const source *f, const dsc_state_item *item, int64_t r, char **name,
                        const dsc_st_tensor **out) {
     DSC_TRY(dsc_state_item_name(item, f->from.per_rank[item->part], r % f->from.ranks, name));
@@ -80,7 +80,7 @@ static dsc_status check_bounds(const source *f, const dsc_state_item *item, cons
         int64_t whole = ((const int64_t *)f->carrier.host)[i];
         double real = ((const double *)f->carrier.host)[i];
         if (item->value.dtype == DSC_I64 ? whole >= (int64_t)b->low && whole <= (int64_t)b->high
-                                         : real >= b->low && real <= b->high) /* which NaN is not */
+                                         : real >= b->low && real <= b->high) /* false for NaN */
             continue;
         if (item->value.dtype == DSC_I64)
             snprintf(value, sizeof value, "%" PRId64, whole);
@@ -119,8 +119,8 @@ static dsc_status read_item(const source *f, const dsc_state_item *item, int64_t
 
 /* ---- checking, on rank 0 ---- */
 
-/* That the file has an item for rank r as this run needs it. Numbers are read and checked, too; those that
- * all ranks share stay in the list. `first` is rank 0's number that all must have. */
+/* Checks that the file has an item for rank r as this run needs it. Numbers are read and checked, too; those that
+ * all ranks share stay in the list. `first` is rank 0's number, which must be equal on all ranks. */
 static dsc_status check_item(const source *f, const dsc_state_item *item, int64_t r, double *first) {
     const dsc_st_tensor *t = NULL;
     char *name = NULL;
@@ -210,7 +210,7 @@ static dsc_status read_origin(const dsc_snapshot *s, source *f) {
     return DSC_OK;
 }
 
-/* That both files belong together, and to this kind of run. */
+/* Checks that both files belong together, and to this kind of run. */
 static dsc_status check_run(const dsc_snapshot *s, source *f) {
     int64_t step, state_step;
     const char *optimizer = dsc_st_metadata(f->state, "optimizer");
@@ -252,7 +252,7 @@ static dsc_status compare_data(const dsc_snapshot *s, const source *f, int64_t s
     return DSC_OK;
 }
 
-/* Numbers of the run against metadata and data set. */
+/* Compares the run's numbers with the metadata and with the data set. */
 static dsc_status check_place(const dsc_snapshot *s, const source *f) {
     const dsc_train_state *state = &f->list.numbers.state;
     const char *path = dsc_st_path(f->state);
@@ -273,7 +273,7 @@ static dsc_status check_place(const dsc_snapshot *s, const source *f) {
     return compare_data(s, f, samples);
 }
 
-/* The losses of an epoch that gossip ranks have begun: of all of them together, where none goes on alone. */
+/* Adds up the ranks' losses of the epoch under way, for a run that does not continue the gossip of each rank. */
 static dsc_status add_losses(source *f) {
     dsc_train_state *state = &f->list.numbers.state;
     double numbers[4];
@@ -316,9 +316,9 @@ static dsc_status open_files(const dsc_snapshot *s, const char *path, source *f)
     return check_place(s, f);
 }
 
-/* ---- handing out ---- */
+/* ---- sending items to the ranks ---- */
 
-/* One item from rank 0's carrier to whoever holds it. */
+/* Sends one item from rank 0's carrier to the rank or ranks that it belongs to. */
 static dsc_status hand_out(const dsc_snapshot *s, source *f, const dsc_state_place *place,
                            dsc_status status) {
     const dsc_state_item *item = place->item;
@@ -339,7 +339,7 @@ static dsc_status hand_out(const dsc_snapshot *s, source *f, const dsc_state_pla
     return set;
 }
 
-/* Gives every rank its items, or the late ones. After a failure items still travel, so that nobody waits:
+/* Sends every rank its items, or the late ones. After a failure items are still sent, so that no rank waits:
  * zeros where there is nothing to send, which no part refuses. Ends at once where nothing more can travel, or
  * where all ranks have failed alike. */
 static dsc_status load_items(const dsc_snapshot *s, source *f, int late) {
@@ -406,7 +406,7 @@ static dsc_status load_late(const dsc_snapshot *s, source *f) {
     return dsc_comm_agree(s->comm, dsc_kfac_state_done(s->kfac, s->queue, found));
 }
 
-/* The numbers that were loaded become the run's. */
+/* Copies the loaded numbers into the run. */
 static dsc_status apply(const dsc_snapshot *s, const source *f) {
     int exact = f->from.taken[DSC_STATE_GOSSIP];
     dsc_status status = dsc_state_list_apply(s, &f->list, exact);

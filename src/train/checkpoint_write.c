@@ -34,7 +34,7 @@ static dsc_save_options facts_of(const dsc_snapshot *s) {
         o.std = s->data->std;
         o.tokenizer = s->data->tokenizer;
         const int64_t h = s->data->info.h, w = s->data->info.w;
-        if (o.mean && dsc_dataset_label_count(s->data) == 1) /* images made of bytes, which are no tiles */
+        if (o.mean && dsc_dataset_label_count(s->data) == 1) /* images made of bytes that are not tiles */
             o.resize = s->data->resize ? s->data->resize : h > w ? h : w;
     }
     return o;

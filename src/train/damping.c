@@ -72,7 +72,7 @@ static dsc_status copy_of(dsc_trainer *t, const dsc_tensor *from, dsc_tensor *ou
     return dsc_tensor_alloc(t->device, from->dtype, from->ndim, from->dim, out);
 }
 
-/* Takes up the weight and the bias of a layer, -1 for none. */
+/* Adds the weight and the bias of a layer, -1 for none. */
 static dsc_status add_params(dsc_trainer *t, int64_t weight, int64_t bias) {
     dsc_damping *d = &t->damping;
     const int64_t params[2] = {weight, bias};
@@ -104,7 +104,7 @@ dsc_status dsc_damping_create(dsc_trainer *t) {
         const int64_t number = dsc_kfac_number_of(t->model, t->options.kfac, node);
         if (number >= 0 && dsc_kfac_covers(t->kfac, number))
             DSC_TRY(add_params(t, node->weight,
-                               node->tied >= 0 ? -1 : node->bias)); /* which keeps its gradient */
+                               node->tied >= 0 ? -1 : node->bias)); /* K-FAC skips a tied head's bias */
     }
     for (; d->buffer_count < buffers; d->buffer_count++)
         DSC_TRY(
@@ -140,8 +140,8 @@ static dsc_status keep(dsc_trainer *t, int back) {
     return DSC_OK;
 }
 
-/* Sum of the losses of this step's batch on all ranks, with the parameters as they are now, and its rows. The
- * masks of dropout are those of the step. */
+/* Computes the sum of the losses of this step's batch on all ranks, with the present parameters, and the number of
+ * its rows. The masks of dropout are those of the step. */
 static dsc_status find_loss(dsc_trainer *t, const dsc_batch *given, double stats[4]) {
     dsc_queue *q = t->queue;
     dsc_damping *d = &t->damping;
@@ -183,7 +183,7 @@ dsc_status dsc_damping_adapt(dsc_trainer *t, const dsc_batch *batch, double lr) 
     }
     DSC_TRY(find_loss(t, batch, after));
     DSC_TRY(keep(t, 1));
-    /* Divided as the gradients are: with masked tokens a batch has more or fewer labels than on average. */
+    /* Divided by the expected number of labels, as the gradients are: with masked tokens the actual number varies. */
     double actual = (before[DSC_NUMBER_LOSS] - after[0]) / (t->labels * (double)t->step_images);
     double predicted = r * terms[0] - r * r * terms[1] / 2;
     double damping = dsc_kfac_hyper_now(t->kfac)->damping;

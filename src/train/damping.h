@@ -2,21 +2,21 @@
  *
  * In every options.kfac_damping_adapt-th step, after K-FAC has replaced the gradients by nu P and before the
  * optimiser uses them, the step -r nu P is tried on the parameters that K-FAC preconditions: the loss of the same
- * batch is computed again, and everything is put back. With terms of dsc_kfac_step_terms,
+ * batch is computed again, and everything is put back. With the terms of dsc_kfac_step_terms,
  *
  *   ratio = (loss before - loss after) / (r terms[0] - r^2 terms[1] / 2)
  *
- * r = min(1, lr / (1 - momentum)), what a constant direction adds up to under momentum. So the ratio does not
- * depend on the momentum that has gathered, on weight decay, or on parameters that K-FAC leaves alone: for these
- * the model predicts nothing. */
+ * where r = min(1, lr / (1 - momentum)): under momentum, steps in a constant direction add up to lr / (1 - momentum)
+ * times that direction. So the ratio does not depend on the accumulated momentum, on weight decay, or on parameters
+ * that K-FAC does not precondition: for these the model predicts nothing. */
 #ifndef DSC_TRAIN_DAMPING_H
 #define DSC_TRAIN_DAMPING_H
 
 #include "train/trainer_internal.h"
 
-/* DSC_E_INVALID where the options cannot be adapted to. */
+/* DSC_E_INVALID when the damping cannot be adapted with these options. */
 dsc_status dsc_damping_check(const dsc_trainer *t) DSC_MUST_CHECK;
-/* After trainer->kfac was made. */
+/* To be called after trainer->kfac was made. */
 dsc_status dsc_damping_create(dsc_trainer *t) DSC_MUST_CHECK;
 void dsc_damping_destroy(dsc_trainer *t);
 
@@ -24,13 +24,13 @@ void dsc_damping_destroy(dsc_trainer *t);
 double dsc_damping_now(const dsc_trainer *t, double scheduled);
 /* 1 when a step is tried in this step. */
 int dsc_damping_is_due(const dsc_trainer *t);
-/* Tries the step and adapts the damping from the next step on. batch: of this step; NULL: its micro-batches are
- * read again. Waits for the device. Collective. */
+/* Tries the step and adapts the damping from the next step on. `batch`: the batch of this step; NULL: its
+ * micro-batches are read again. Waits for the device. Collective. */
 dsc_status dsc_damping_adapt(dsc_trainer *t, const dsc_batch *batch, double lr) DSC_MUST_CHECK;
 
 /* The rule: the damping after a step whose loss fell by `actual` instead of `predicted`, `steps` steps after the
  * last change. With w = max(0.95^steps, 1/4): times w when the ratio is above 3/4, divided by w when it is below
- * 1/4 or not a number, else as it was; also when nothing was predicted. Within the bounds in any case. */
+ * 1/4 or not a number, and unchanged otherwise or when no change was predicted. Always within the bounds. */
 double dsc_damping_next(double damping, double actual, double predicted, int64_t steps,
                         const double bounds[2]);
 

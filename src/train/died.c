@@ -1,5 +1,5 @@
-/* Metrics that end without an `end` line: the process was killed, or the machine went down. What the line tells
- * comes from the lines before it. */
+/* Completes metrics that have no `end` line because the process was killed or the machine went down. The contents of
+ * the added line come from the lines before it. */
 #include "train/died.h"
 
 #include "base/error.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { TAIL_SIZE = 16384 }; /* more than an `end` line has */
+enum { TAIL_SIZE = 16384 }; /* bytes; longer than any `end` line */
 
 typedef struct summary {
     int open; /* 1: a run has begun and not ended */
@@ -72,7 +72,7 @@ static void take_line(summary *s, const json_t *line) {
     }
 }
 
-/* Lines that are damaged are passed over; an unfinished last line is one of them. */
+/* Skips damaged lines, and so an unfinished last line. */
 static void read_lines(FILE *file, summary *s) {
     char *text = NULL;
     size_t capacity = 0;

@@ -21,7 +21,7 @@ static dsc_status alloc_like(const dsc_tensor *t, dsc_tensor *out) {
     return t->dim[0] > 0 ? dsc_tensor_alloc(t->device, t->dtype, 1, t->dim, out) : DSC_OK;
 }
 
-/* Views of `block` for those of the model's tensors that have its type, which lie in the same order. */
+/* Makes a view of `block` for each of the model's tensors that has its type; they lie in the same order. */
 static dsc_status name_views(const dsc_tensor *block, dsc_dtype dtype, const dsc_param *of, int64_t count,
                              dsc_param **out, int64_t *found) {
     char *data = block->data;

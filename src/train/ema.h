@@ -4,13 +4,13 @@
  *
  *   sum = d sum + (1 - d) x,   weight = d weight + (1 - d),   average = sum / weight
  *
- * so that the average is one of the values that there were, without the start from 0, from the first step on.
+ * so that from the first step on it is an average of past values alone: the division removes the sum's start at 0.
  *
  * With all-reduce all ranks hold the same x after a step, and the same average. With gossip every rank averages its
  * own de-biased values z = x / w over the steps, and what is evaluated and saved is the mean of these averages over
  * the ranks: because both are linear that is the average over the steps of the ranks' mean, which is the model that
  * gossip evaluates and saves, and no step has to communicate for it. z is only known while a step computes with it,
- * so there the values that a step starts with are added, not those that it ends with. */
+ * so with gossip the values that a step starts with are added, not those that it ends with. */
 #ifndef DSC_TRAIN_EMA_H
 #define DSC_TRAIN_EMA_H
 
@@ -19,7 +19,7 @@
 typedef struct dsc_trainer dsc_trainer;
 
 typedef struct dsc_ema {
-    dsc_tensor values, running;         /* the sums: all parameters; all running statistics */
+    dsc_tensor values, running;         /* the sums of all parameters, and of all running statistics */
     dsc_tensor own_values, own_running; /* the model's own, while the average is swapped in */
     int swapped;
     /* Views of the sums under the names of the model's tensors, for checkpoints. */
@@ -27,13 +27,13 @@ typedef struct dsc_ema {
     int64_t param_count, buffer_count;
 } dsc_ema;
 
-/* An average of nothing so far. */
+/* Creates an average of nothing yet. */
 dsc_status dsc_ema_create(dsc_queue *queue, const dsc_model *model, dsc_ema **out) DSC_MUST_CHECK;
 void dsc_ema_destroy(dsc_ema **ema);
 /* Adds the present values to the sums. Asynchronous; can be recorded. */
 dsc_status dsc_ema_add(dsc_ema *ema, dsc_queue *queue, const dsc_model *model, double decay) DSC_MUST_CHECK;
-/* After a synchronisation: puts the average (of all ranks, with gossip) into the model, with the statistics of rank
- * 0 or, with bn_average, of all ranks; and puts this rank's own values back, where they are swapped. swap_in is
+/* After a synchronisation: swap_in puts the average (of all ranks, with gossip) into the model, with the statistics of
+ * rank 0 or, with bn_average, of all ranks; swap_out puts this rank's own values back if they are swapped. swap_in is
  * collective; both block. */
 dsc_status dsc_ema_swap_in(dsc_trainer *t) DSC_MUST_CHECK;
 dsc_status dsc_ema_swap_out(dsc_trainer *t) DSC_MUST_CHECK;

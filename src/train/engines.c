@@ -23,8 +23,8 @@ dsc_status dsc_engines_text(dsc_device *device, char **out) {
     return status;
 }
 
-/* Rank 0: the engines of the checkpoint to go on from; "" where there are none. What is wrong with the
- * checkpoint is reported when it is loaded. */
+/* Rank 0: reads the engines of the checkpoint that the run continues from; "" when there are none. Errors in the
+ * checkpoint are reported later, when it is loaded. */
 static dsc_status read_stored(dsc_trainer *t, char **out) {
     dsc_origin from = {{0}};
     dsc_st_reader *reader = NULL;

@@ -36,7 +36,7 @@ static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader
     return DSC_OK;
 }
 
-/* One pass over the loaders of all ranks. What is missing in the sums could not be read. Collective. */
+/* One pass over the loaders of all ranks. Images that are missing in the sums could not be read. Collective. */
 static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc_loader *loader,
                            dsc_bad_images *bad, dsc_tally *tally, dsc_eval_result *result) {
     double begun = dsc_clock_now(), sums[4];
@@ -73,7 +73,7 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
     return DSC_OK;
 }
 
-/* What only the data set knows of a result. */
+/* Fills in the parts of a result that only the data set knows. */
 static void note_data(const dsc_dataset *data, dsc_eval_result *result) {
     result->mask = data->mask;
     result->pictures = data->pictures;
@@ -277,7 +277,7 @@ static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *
     return dsc_bad_images_check_rule(out->bad_images, "");
 }
 
-/* What an option is about must be there: images, or sequences. */
+/* Refuses options of images for a model of sequences, and the reverse. */
 static dsc_status check_form(const dsc_eval_options *o, const char *model) {
     const int tokens = dsc_zoo_takes_tokens(model);
     if (o->image_size > 0 && tokens)
@@ -313,8 +313,8 @@ static void choose_data(session *s) {
         o->seed = s->facts.has_seed ? s->facts.seed : 42;
 }
 
-/* Images may have another size, if that is asked for: whether the model can be made for it, and its tensors are still
- * the same, is seen later. */
+/* Images may have another size, if that is asked for: whether the model can be made for it, with tensors of the same
+ * shapes, is checked later. */
 static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
     const dsc_model_facts *f = &s->facts;
     const int64_t asked = s->set->whole_numbers ? s->options.context : s->options.image_size;
@@ -371,7 +371,7 @@ static dsc_status compare_values(const session *s) {
     return DSC_OK;
 }
 
-/* What the options say of sequences, or else the checkpoint. */
+/* Fills in the form of sequences: as the options say, or else the checkpoint. */
 static dsc_status form_sequences(const session *s, dsc_data_options *data) {
     const dsc_eval_options *o = &s->options;
     const dsc_model_facts *f = &s->facts;
@@ -431,7 +431,7 @@ static dsc_status make_local(session *s) {
     DSC_TRY(open_data(s));
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
     dsc_model_options_init(&model);
-    /* A file that does not say how many outputs it has: its tensors are compared below. */
+    /* Of a file that does not say how many outputs its model has, the tensors are compared below. */
     const int64_t outputs = s->facts.classes == 1 ? 1 : info.classes;
     DSC_TRY(dsc_zoo_create(s->device, s->facts.model, info.h, info.w, info.c, outputs, &model, &s->model));
     if (s->set->whole_numbers && s->set->mask == 0 && dsc_graph_sees_ahead(s->model))

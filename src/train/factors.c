@@ -80,7 +80,7 @@ static dsc_status scale(dsc_queue *queue, double factor, const dsc_tensor *from,
     return factor == 1 ? dsc_op_convert(queue, from, to) : dsc_op_axpby(queue, factor, from, 0, to);
 }
 
-/* The values become numerators. */
+/* Turns the values into numerators. */
 static dsc_status load(dsc_factors *f, dsc_queue *queue) {
     f->decayed = 1;
     if (!f->waits)
@@ -88,7 +88,7 @@ static dsc_status load(dsc_factors *f, dsc_queue *queue) {
     return scale(queue, dsc_average_weight(f->average), &f->values, &f->numerators);
 }
 
-/* And back, mixed. */
+/* Turns the mixed numerators back into values. */
 static dsc_status unload(dsc_factors *f, dsc_queue *queue) {
     double weight = dsc_average_weight(f->average);
     if (f->decayed == 1)

@@ -3,7 +3,7 @@
  * while the steps in between compute, and what is decomposed does not depend on the synchronisation points of
  * the run.
  *
- * A copy of the factors travels: a decomposition in the meantime reads the factors themselves, not the share
+ * A copy of the factors is sent: a decomposition in the meantime reads the factors themselves, not the share
  * that a round keeps on this rank.
  *
  * Where ranks may be at different steps (osgp with synch_freq > 0, adpsgd) no rank waits: one that waited for
@@ -31,7 +31,7 @@ dsc_status dsc_factors_take(dsc_factors *f, dsc_queue *queue, int moves) DSC_MUS
 dsc_status dsc_factors_send(dsc_factors *f, dsc_queue *queue) DSC_MUST_CHECK;
 /* Between steps: ends the round under way. Collective; blocks. */
 dsc_status dsc_factors_settle(dsc_factors *f, dsc_queue *queue) DSC_MUST_CHECK;
-/* After settling. */
+/* Sets the number of peers of later rounds. After settling. */
 dsc_status dsc_factors_set_peers(dsc_factors *f, int peers) DSC_MUST_CHECK;
 /* Push-sum weight and rounds, for checkpoints; after settling. */
 void dsc_factors_get(const dsc_factors *f, double numbers[2]);

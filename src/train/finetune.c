@@ -183,7 +183,7 @@ static void put_skipped(FILE *to, const dsc_load_report *r, int in_model) {
     end_list(to, count);
 }
 
-/* Tables of positions of which the first rows are used. */
+/* Tables of positions whose first rows are used. */
 static void put_resized(FILE *to, const dsc_load_report *r) {
     for (int64_t i = 0; i < r->resized_count && i < NAMED; i++) {
         const dsc_load_skipped *s = &r->resized[i];
@@ -231,7 +231,7 @@ static int is_loaded(const dsc_load_report *r, const char *name) {
     return 0;
 }
 
-/* Warns where the rows of a table that was loaded stand for other text than in the run that the file is of. */
+/* Warns when the rows of a loaded table stand for other text than in the run that wrote the file. */
 static dsc_status compare_tokens(const dsc_trainer *t, const char *path, const dsc_load_report *r) {
     dsc_st_reader *reader = NULL;
     int loaded = 0;
@@ -250,7 +250,7 @@ static dsc_status compare_tokens(const dsc_trainer *t, const char *path, const d
     return DSC_OK;
 }
 
-/* Rank 0. */
+/* Rank 0: loads the tensors of a file that fit, and keeps a report in t->finetune_note. */
 static dsc_status load(dsc_trainer *t, const char *path) {
     dsc_load_options partial;
     dsc_load_report *report = NULL;
@@ -289,7 +289,7 @@ dsc_status dsc_finetune_start(dsc_trainer *t) {
     return dsc_share_model(t->comm, t->queue, t->model);
 }
 
-/* ---- what is said ---- */
+/* ---- reports ---- */
 
 static void report_frozen(const dsc_trainer *t) {
     const dsc_param *params = dsc_model_params(t->model);

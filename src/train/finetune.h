@@ -10,7 +10,7 @@
 #include "descent/trainer.h"
 #include "train/settings.h"
 
-/* What the options alone show to be wrong. */
+/* Refuses options that are wrong whatever the model is: DSC_E_INVALID. */
 dsc_status dsc_finetune_check(const dsc_settings *settings, const char *prefix) DSC_MUST_CHECK;
 /* Sets t->rates; it stays NULL where every parameter has the common rate. */
 dsc_status dsc_finetune_rates(dsc_trainer *t) DSC_MUST_CHECK;

@@ -159,8 +159,8 @@ static dsc_status read_options(const dsc_generate_options *given, dsc_generate_o
     return dsc_option_check_values(table, out, "");
 }
 
-/* The tokenizer of the files vocab.json and merges.txt beside the model's, where both are there: a folder of the
- * Hugging Face hub is one of these. */
+/* The tokenizer of the files vocab.json and merges.txt beside the model's file, if both exist, as in a folder of the
+ * Hugging Face hub. */
 static dsc_status read_beside(session *s) {
     const char *path = dsc_st_path(s->reader);
     char folder[DSC_DATA_SIZE], *vocab = NULL, *merges = NULL;
@@ -276,7 +276,7 @@ static dsc_status push(session *s, int32_t token) {
         int64_t kept = s->context / 2, first = s->context - kept;
         s->position = 0;
         for (int64_t i = 0; i < kept; i++)
-            DSC_TRY(decode(s, s->window[first + i])); /* which writes window[i], of the first half */
+            DSC_TRY(decode(s, s->window[first + i])); /* decode writes window[i], in the first half */
     }
     return decode(s, token);
 }
@@ -335,9 +335,9 @@ static dsc_status draw(session *s, int64_t number, int32_t *token) {
     return DSC_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole text ---- */
 
-/* What a text begins with where there is no prompt: the end of the one before, a line feed, or the first token. */
+/* The token that a text without a prompt begins with: the end of the text before, a line feed, or the first token. */
 static int32_t first_token(const dsc_tokenizer *tokenizer) {
     int32_t token = dsc_tokenizer_end_of_text(tokenizer);
     int64_t count;

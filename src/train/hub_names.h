@@ -7,11 +7,11 @@
 #include "descent/model.h"
 #include "train/safetensors.h"
 
-/* The tensor of the file that a model's tensor `name` is read from: the one of that name, else the one of another name
- * that the hub has for it. NULL when there is none. */
+/* The tensor of the file that a model's tensor `name` is read from: the one with that name, else one with another name
+ * that the hub uses for it. NULL when there is none. */
 const dsc_st_tensor *dsc_hub_find(const dsc_st_reader *reader, const char *name);
-/* 1 when `name` is that of a tensor that hub files of this kind of model have, and the model does without: masks,
- * numbers of positions, and heads for other tasks. */
+/* 1 when `name` is a tensor that hub files of this kind of model contain but the model does not use: masks, position
+ * indices, and heads for other tasks. */
 int dsc_hub_is_ignored(const dsc_model *model, const char *name);
 
 #endif

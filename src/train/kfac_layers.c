@@ -98,7 +98,7 @@ static void describe_table(const dsc_model *model, const dsc_node *node, dsc_kfa
     layer->leave_out = dsc_embedding_is_shared(node);
 }
 
-/* Its gradient is that of the table, with both parts. */
+/* A tied head has the gradient of the table, which is the sum of both parts: the embedding's and the head's. */
 static void describe_tied(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
     dsc_kfac_layer_init(layer);
     layer->name = node->name;

@@ -25,7 +25,7 @@ static double power_at(const double *epochs, int count, double alpha, double epo
     return product;
 }
 
-/* 0 stays 0: never. */
+/* A frequency of 0, which means never, stays 0. */
 static int64_t scaled_frequency(int64_t base, double factor) {
     const double most = 1e15;
     double scaled = round((double)base * factor);
@@ -59,7 +59,7 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
 
 /* ---- how decompositions are refreshed ---- */
 
-/* Only a run with warm refresh stores what it has learnt about its factors. */
+/* 1 when the file was saved with warm refresh: only then does it hold what the run has learnt about its factors. */
 static int has_upkeep(const dsc_st_reader *reader) {
     static const char *const names[] = {"kfac.refresh", "kfac.refresh.shared", "rank.0.kfac.refresh",
                                         "rank.0.kfac.refresh.shared"};
@@ -69,8 +69,9 @@ static int has_upkeep(const dsc_st_reader *reader) {
     return found;
 }
 
-/* Rank 0: how the run refreshed its eigenvectors whose checkpoint this one goes on from; `otherwise` where there is no
- * checkpoint or it has none. What is wrong with the checkpoint is reported when it is loaded. */
+/* Rank 0: how the run that wrote the checkpoint refreshed its eigenvectors; `otherwise` when this run does not
+ * continue from a checkpoint, or the checkpoint has no eigenvectors. Errors in the checkpoint are reported later,
+ * when it is loaded. */
 static dsc_kfac_refresh find_stored(dsc_trainer *t, dsc_kfac_refresh otherwise) {
     dsc_origin from = {{0}};
     dsc_st_reader *reader = NULL;
@@ -176,7 +177,7 @@ static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer
     if (t->epoch_steps > o.health_steps)
         o.health_steps = t->epoch_steps;
     if (comm != t->comm)
-        o.strategy = DSC_KFAC_COMM_OPT; /* all alike on one rank; this one knows every option */
+        o.strategy = DSC_KFAC_COMM_OPT; /* on one rank all are equal; this one supports every option */
     o.late_factors = t->options.kfac_scope == DSC_SCOPE_GOSSIP;
     /* Dice is one term for the whole batch and no likelihood: its factors are those of N samples. */
     const int likelihood = t->options.loss != DSC_LOSS_DICE || t->options.kfac_fisher == DSC_FISHER_SAMPLED;

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 struct dsc_lock {
-    int fd; /* -1: none. Closing any other descriptor of the file would end the lock. */
+    int fd; /* -1: nothing is locked. Closing any other descriptor of the file would end the lock. */
     char *directory, *path;
     size_t kept; /* length of the part of `directory` that existed before; all of it: nothing was made */
 };

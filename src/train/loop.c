@@ -42,7 +42,7 @@ int dsc_trainer_finds_too_many_bad(const dsc_trainer *t) {
     return t->state.bad_images + t->bad.own > t->bad.train.limit;
 }
 
-/* The same on all ranks. */
+/* 1 when more images than the options allow cannot be read. All ranks get the same result. */
 static int too_many_bad(const dsc_trainer *t) {
     return t->state.bad_images > t->bad.train.limit || t->bad.in_val > t->bad.val.limit;
 }
@@ -303,8 +303,8 @@ dsc_status dsc_trainer_step(dsc_trainer *trainer, dsc_step_report *report) {
     return check_bad(trainer);
 }
 
-/* That a batch of the caller's is what the step was planned for, which a step that is replayed does not
- * notice. */
+/* Checks that a batch of the caller's has the type and size that the step was planned for: a replayed step would not
+ * notice a difference. */
 static dsc_status check_batch(const dsc_trainer *t, const dsc_tensor *x, const dsc_tensor *labels) {
     const int64_t size = t->options.batch_size, predictions = size * dsc_model_positions(t->model);
     int64_t shape[3];
@@ -451,7 +451,7 @@ dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) {
     dsc_status forgotten = stopped_together(t, status) ? dsc_sync_forget_stop(t) : DSC_OK;
     if (forgotten != DSC_OK)
         status = note_failure(t, forgotten);
-    dsc_stop_clear(); /* of this run: another call goes on */
+    dsc_stop_clear(); /* the request was for this run: another call may continue */
     t->report.stop_requested = t->agreed.stop = 0;
     dsc_versioned_write(&own, result);
     return status;

@@ -7,7 +7,7 @@
 #include "descent/kfac.h"
 #include "descent/model.h"
 
-/* All on the device; without memory where no scale is needed, and then every function does nothing. */
+/* All tensors are on the device. Where no scale is needed they have no memory, and every function does nothing. */
 typedef struct dsc_loss_scale {
     dsc_tensor state;                   /* F64[DSC_SCALE_COUNT] of device/ops.h */
     dsc_tensor value;                   /* views of it */
@@ -22,8 +22,8 @@ void dsc_loss_scale_free(dsc_loss_scale *s);
 /* Divides the gradients by the scale; when one overflowed, sets `skip` (the optimiser's) for this step. */
 dsc_status dsc_loss_scale_unscale(dsc_loss_scale *s, dsc_queue *queue, dsc_tensor *grads,
                                   dsc_tensor *skip) DSC_MUST_CHECK;
-/* What a checkpoint holds: the scale and the good steps since it last changed; (1, 0) without one. Both
- * block. */
+/* Get and set the numbers that a checkpoint stores: the scale, and the good steps since it last changed; (1, 0)
+ * without a scale. Both block. */
 dsc_status dsc_loss_scale_get(dsc_loss_scale *s, dsc_queue *queue, double numbers[2]) DSC_MUST_CHECK;
 dsc_status dsc_loss_scale_set(dsc_loss_scale *s, dsc_queue *queue, const double numbers[2]) DSC_MUST_CHECK;
 

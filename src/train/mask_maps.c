@@ -15,7 +15,7 @@ static const int64_t most_pixels = 1 << 28;
 struct dsc_mask_maps {
     const dsc_dataset *data;
     int64_t pictures, largest; /* largest: pixels of the largest picture */
-    int64_t *first;            /* of each picture, its place in `level` */
+    int64_t *first;            /* index in `level` of each picture's first pixel */
     /* One number per pixel: how many thresholds its probability exceeds. 0 for pixels of other ranks. */
     uint8_t *level;
     int64_t last; /* the sample that was added to last, and its tile */

@@ -1,4 +1,4 @@
-/* The predictions of an evaluation for whole pictures, of which samples are tiles: what V_rand is computed from. */
+/* Collects the predictions of an evaluation for whole pictures, whose tiles are the samples, and computes V_rand. */
 #ifndef DSC_TRAIN_MASK_MAPS_H
 #define DSC_TRAIN_MASK_MAPS_H
 
@@ -11,8 +11,7 @@ typedef struct dsc_mask_maps dsc_mask_maps;
 dsc_status dsc_mask_maps_create(const dsc_dataset *data, dsc_mask_maps **out) DSC_MUST_CHECK;
 /* Accepts *maps == NULL. */
 void dsc_mask_maps_destroy(dsc_mask_maps **maps);
-/* Takes up a sample: the probability that a pixel is of the second class, at each of its labelled positions. Not
- * collective. */
+/* Adds one position of a sample: the probability that its pixel is of the second class. Not collective. */
 void dsc_mask_maps_add(dsc_mask_maps *maps, int64_t sample, int64_t position, double probability);
 /* The highest mean of V_rand over the pictures, and its threshold; both negative when no picture has an object. maps NULL:
  * the same. Collective; blocks. */

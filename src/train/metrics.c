@@ -55,7 +55,7 @@ static int drop_half_line(FILE *file) {
 static dsc_status open_metrics(dsc_metrics *m, const char *directory, int append) {
     DSC_TRY(dsc_output_path(directory, "metrics.jsonl", &m->path));
     m->file = fopen(m->path, append ? "a+" : "w");
-    if (m->file && !append) /* a rank that comes back when it was given up may add lines, but harm none */
+    if (m->file && !append) /* a rank that was given up as lost and comes back may append, not overwrite */
         m->file = freopen(m->path, "a", m->file);
     int error = m->file ? 0 : errno;
     if (m->file && append)
@@ -120,7 +120,7 @@ static void set(json_t *line, const char *key, json_t *value) {
     json_object_set_new(line, key, value);
 }
 
-/* null for no text, and for one that is not UTF-8, as a file's name may be. */
+/* Writes null for no text, and for text that is not UTF-8, as a file's name may be. */
 static void set_text(json_t *line, const char *key, const char *text) {
     json_t *value = text ? json_string(text) : NULL;
     set(line, key, value ? value : json_null());
@@ -130,7 +130,7 @@ static void set_int(json_t *line, const char *key, int64_t value) {
     set(line, key, json_integer((json_int_t)value));
 }
 
-/* Seeds that JSON's readers do not hold as whole numbers are texts. */
+/* Seeds above the whole numbers that readers of JSON can represent are written as text. */
 static json_t *seed_value(uint64_t seed) {
     char text[32];
     if (seed <= INT64_MAX)
@@ -264,7 +264,7 @@ static void set_sent(json_t *line, const dsc_step_report *report) {
         set_int(line, dsc_traffic_name((dsc_traffic)i), (int64_t)report->bytes[i]);
 }
 
-/* Four digits of a share. */
+/* Writes the utilisation with four digits, unless it is unknown (0). */
 static void set_utilisation(json_t *line, double mfu) {
     if (mfu > 0)
         set(line, "mfu", measured(mfu));

@@ -16,10 +16,10 @@ typedef struct dsc_run_facts {
     const char *const *devices; /* one description per rank */
     int64_t parameters, samples, epoch_steps;
     int64_t positions, tokens; /* predictions and tokens of a sample; images have no tokens */
-    double flops, peak;        /* of the forward pass of a sample; a second of rank 0's device, 0: unknown */
-    int64_t image_size;        /* that the data has */
+    double flops, peak;        /* a sample's forward pass; rank 0's device per second, 0: unknown */
+    int64_t image_size;        /* height of the samples */
     const char *resumed;       /* the checkpoint, or NULL */
-    int64_t step;              /* steps done before */
+    int64_t step;              /* steps done before this run */
 } dsc_run_facts;
 
 /* How fast steps are: images, or sequences, per second, and the share of the peak (dsc_progress), 0: unknown. */
@@ -61,7 +61,7 @@ dsc_status dsc_metrics_status(const dsc_metrics *metrics) DSC_MUST_CHECK;
 /* The options as the `config` of a `run` line; the caller gives it back with json_decref. */
 struct json_t *dsc_metrics_config(const dsc_train_options *options);
 
-/* All accept metrics == NULL and do nothing then. */
+/* The following functions accept metrics == NULL and do nothing then. */
 void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, const dsc_run_facts *facts);
 /* report->nu is written unless it is NaN. */
 void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, dsc_rate rate);
@@ -92,7 +92,7 @@ void dsc_metrics_spectrum(dsc_metrics *metrics, const dsc_train_state *state,
 /* The message of an alarm (dsc_kfac_health). */
 void dsc_metrics_alarm(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                        const char *message);
-/* file: its name in the directory; bytes: of both files together; seconds: it took. */
+/* file: its name in the directory; bytes: of all files together; seconds: the time that saving took. */
 void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                             const char *file, int64_t bytes, double seconds);
 /* status: "done", "interrupted", "failed" or "died"; error: its message or NULL. */

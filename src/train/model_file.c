@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The name of a model without one: it says nothing about the model. */
+/* The name written for a model that has none; it says nothing about the model. */
 #define CUSTOM "custom"
 
 /* ---- metadata ---- */
@@ -74,7 +74,7 @@ static dsc_status read_text(const dsc_st_reader *r, const char *key, char *out, 
     return DSC_OK;
 }
 
-/* A negative number stands for one above 2^63, as older files have it. */
+/* Reads the seed. A negative number, in older files, stands for one of 2^63 or more. */
 static dsc_status read_seed(const dsc_st_reader *r, dsc_model_facts *facts) {
     const char *text = dsc_st_metadata(r, "seed");
     char *end;
@@ -88,7 +88,7 @@ static dsc_status read_seed(const dsc_st_reader *r, dsc_model_facts *facts) {
     return DSC_OK;
 }
 
-/* A share, 0 where the file does not have it. */
+/* Reads a share; 0 when the file does not have it. */
 static dsc_status read_share(const dsc_st_reader *r, const char *key, double *out) {
     const char *text = dsc_st_metadata(r, key);
     char *end;
@@ -101,7 +101,7 @@ static dsc_status read_share(const dsc_st_reader *r, const char *key, double *ou
     return DSC_OK;
 }
 
-/* Without an entry: that of a model with so many outputs. */
+/* Reads the loss. Without an entry it is BCE for a model with one output, else cross-entropy. */
 static dsc_status read_loss(const dsc_st_reader *r, dsc_model_facts *facts) {
     const char *text = dsc_st_metadata(r, "loss");
     facts->loss = facts->classes == 1 ? DSC_LOSS_BCE : DSC_LOSS_CROSS_ENTROPY;
@@ -229,7 +229,7 @@ void dsc_load_options_init_sized(dsc_load_options *options, size_t size) {
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
-/* No tensor of the file fits: names the first that has at least the name of one of the model's. */
+/* Fails because no tensor of the file fits; names the first one that has at least the name of one of the model's. */
 static dsc_status refuse_all(const dsc_model *model, const dsc_st_reader *reader) {
     dsc_status status = dsc_statedict_check_named(model, reader);
     if (status == DSC_OK)

@@ -8,11 +8,11 @@
 
 enum { DSC_FACTS_CHANNELS = 4 }; /* of images that are stored as bytes, at most */
 
-/* What the metadata of a file says about the model and its data. */
+/* What the metadata of a file says about the model and its data ("it" below is the file). */
 typedef struct dsc_model_facts {
     char model[64];                           /* "" when it does not say, or says "custom" */
     int64_t classes, height, width, channels; /* -1 when it does not say */
-    char data[DSC_DATA_SIZE];                 /* that it was trained on; "" when it does not say */
+    char data[DSC_DATA_SIZE];                 /* the training data; "" when it does not say */
     int has_seed;
     uint64_t seed;
     double val_split;      /* the part of the data that was used for validation; 0: none */
@@ -20,9 +20,9 @@ typedef struct dsc_model_facts {
     double mean[DSC_FACTS_CHANNELS], std[DSC_FACTS_CHANNELS];
     int64_t resize; /* the shorter side of an image before the middle is cut out; -1 when it does not say */
     double mask;    /* the share of the tokens that were to be predicted; 0: the next token was */
-    int64_t mask_token; /* that masked them; -1: one after the vocabulary */
-    int64_t vocabulary; /* that was asked for; -1: that of the data */
-    int of_tables; /* 1: classes and vocabulary are the rows of the table of tokens, as the file does not say them */
+    int64_t mask_token; /* the token that replaced them; -1: one after the vocabulary */
+    int64_t vocabulary; /* the vocabulary that was asked for; -1: that of the data */
+    int of_tables; /* 1: it does not say classes and vocabulary; they are the rows of the table of tokens */
     dsc_loss loss;
 } dsc_model_facts;
 
@@ -30,9 +30,9 @@ typedef struct dsc_model_facts {
 enum { DSC_FORM_TEXT = 112 };
 const char *dsc_form_text(int64_t h, int64_t w, int64_t c, int64_t outputs, int tokens,
                           char text[DSC_FORM_TEXT]);
-/* How many classes a model with so many outputs tells apart: one output is the logit of the second of two. */
+/* The number of classes that a model distinguishes: a single output is the logit of the second of two classes. */
 int64_t dsc_output_classes(int64_t outputs);
-/* Reads them; DSC_E_FORMAT when one of them is not valid. */
+/* Reads the facts; DSC_E_FORMAT when one of them is not valid. */
 dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;
 /* The names of the classes, in new memory that the caller frees with dsc_memory_free: an array whose strings
  * are in the same memory. *count is 0, and *out NULL, when the file has none. DSC_E_FORMAT when they are not
@@ -46,7 +46,7 @@ dsc_status dsc_model_file_tokenizer(const dsc_st_reader *reader, dsc_tokenizer *
  * `data` is for the message. */
 dsc_status dsc_model_file_check_tokenizer(const dsc_st_reader *reader, const dsc_tokenizer *tokenizer,
                                           const char *data) DSC_MUST_CHECK;
-/* Writes what says which model it is and how it was trained. */
+/* Writes the metadata that says which model it is and how it was trained. */
 dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_options *facts,
                                    dsc_st_writer *writer) DSC_MUST_CHECK;
 /* Writes class names, the tokenizer and how images are formed, and reads the latter (model_file_data.c). */

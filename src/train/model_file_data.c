@@ -101,7 +101,7 @@ static dsc_status refuse(const dsc_st_reader *r, const char *key, const char *wa
     return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata '%s' is not %s", dsc_st_path(r), key, wanted);
 }
 
-/* The numbers of an array that must be finite and above `above`; *found 0 when the file does not have it. */
+/* Reads an array of numbers, which must be finite and above `above`; *found is 0 when the file does not have it. */
 static dsc_status read_numbers(const dsc_st_reader *r, const char *key, double above, int64_t count,
                                double *out, int *found) {
     const char *text = dsc_st_metadata(r, key);
@@ -136,7 +136,7 @@ dsc_status dsc_model_file_read_form(const dsc_st_reader *reader, dsc_model_facts
     return DSC_OK;
 }
 
-/* Array and strings in one piece of memory. */
+/* Copies the array and its strings into one block of memory. */
 static dsc_status copy_names(const dsc_st_reader *r, json_t *array, const char *const **out, int64_t *count) {
     size_t names = json_array_size(array), bytes = names * sizeof(char *), i;
     const char **copy;

@@ -1,8 +1,9 @@
 /* How long the phases of a step take.
  *
  * On a host device they are measured with the host's clock: all time since the last mark belongs to the phase
- * that is marked, except the time that layers spend in K-FAC during a backward pass, which is the factors'. On other devices time stamps in the queue mark the ends of phases; there the products of the
- * factors count as part of the pass in which they run. */
+ * that is marked, except the time that layers spend in K-FAC during a backward pass, which belongs to the phase of
+ * the factors. On other devices time stamps in the queue mark the ends of phases; there the products of the factors
+ * count as part of the pass in which they run. */
 #ifndef DSC_TRAIN_PHASES_H
 #define DSC_TRAIN_PHASES_H
 
@@ -12,8 +13,8 @@
 /* Time stamps of a step: one at its start, one at the end of each phase. */
 enum { DSC_STAMP_START = DSC_PHASE_COUNT, DSC_STAMP_COUNT };
 
-/* How stamps of a device become times of the host: by adding `offset`, the smallest seen difference between the
- * moment at which the host noticed the end of a step and its last stamp. */
+/* Converts time stamps of a device to times of the host by adding `offset`, the smallest difference seen between the
+ * moment at which the host noticed the end of a step and the last stamp of that step. */
 typedef struct dsc_device_clock {
     double offset;  /* seconds; grows slowly, because clocks drift */
     double updated; /* host clock at the last step; 0: none yet */
@@ -24,7 +25,7 @@ typedef struct dsc_phases {
     int is_host;       /* of the device */
     int timed;         /* 1: time stamps are taken; they cost a little time of the device */
     dsc_tensor stamps; /* I64[DSC_STAMP_COUNT] on the device, nanoseconds */
-    double *ms;        /* [DSC_PHASE_COUNT] of the step under way, as far as the host measures them */
+    double *ms;        /* [DSC_PHASE_COUNT] of the step under way, for phases that the host measures */
     double last;       /* host clock at the last mark */
     double in_kfac;    /* seconds spent in K-FAC since then */
     int traced;        /* 1: phases are spans of a trace (base/trace.h) */

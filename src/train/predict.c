@@ -1,4 +1,4 @@
-/* Prediction: every rank takes its part of each batch of images; rank 0 tells the results in their order. */
+/* Prediction: every rank takes its part of each batch of images; rank 0 reports the results in the images' order. */
 #include "descent/predict.h"
 
 #include "base/clock.h"
@@ -95,7 +95,7 @@ void dsc_predict_options_init_sized(dsc_predict_options *options, size_t size) {
 
 /* ---- what a run needs ---- */
 
-/* One image, as ranks tell each other of it; the classes and their probabilities follow. */
+/* The result of one image, as ranks exchange it; in memory, the classes and their probabilities follow it. */
 typedef struct record {
     int64_t state; /* 0: there is none; 1: read; 2: it cannot be read */
 } record;
@@ -106,8 +106,8 @@ typedef struct session {
     dsc_device *device;
     dsc_queue *queue;
     int rank, ranks;
-    dsc_path_list list;    /* until there is a data set */
-    int64_t *pages;        /* of the files in it; with masks */
+    dsc_path_list list;    /* the files, until the data set takes over the list */
+    int64_t *pages;        /* with masks: the number of pages of each file in the list */
     dsc_st_reader *reader; /* rank 0 */
     dsc_model_facts facts;
     const char *const *names; /* rank 0: of the classes */
@@ -152,7 +152,7 @@ static dsc_status read_options(const dsc_predict_options *given, dsc_predict_opt
     return dsc_option_check_values(table, out, "");
 }
 
-/* Rank 0: the classes of a file that does not say how many it has, from the tensor that gives one number for each
+/* Rank 0: counts the classes of a file that does not say how many it has, by the tensor that has one output for each
  * of them. */
 static dsc_status count_classes(session *s) {
     dsc_model *model = NULL;
@@ -168,7 +168,7 @@ static dsc_status count_classes(session *s) {
     return DSC_OK;
 }
 
-/* Rank 0: what the checkpoint does not say. */
+/* Rank 0: fills in what the checkpoint does not say. */
 static dsc_status complete_facts(session *s) {
     int64_t side, channels, classes;
     dsc_model_facts *f = &s->facts;
@@ -187,7 +187,7 @@ static dsc_status complete_facts(session *s) {
     return DSC_OK;
 }
 
-/* Sets of small images are not cropped. This is for files that do not say how images are formed. */
+/* 1 for sets of small images, which are not cropped. Used for files that do not say how images are formed. */
 static int is_small_set(const char *data) {
     static const char *const kinds[] = {"cifar10", "cifar100", "mnist", "synthetic"};
     size_t length = strcspn(data, ":");
@@ -279,7 +279,7 @@ static dsc_status make_model(session *s) {
     DSC_TRY(check_kind(s));
     if (!s->reader)
         return DSC_OK;
-    if (!s->options.masks) /* they are of whole images */
+    if (!s->options.masks) /* masks are made of whole images, which are not cropped */
         dsc_stored_model_note_form(f, is_small_set(f->data) ? f->data : "image folders");
     DSC_TRY(dsc_statedict_check(s->model, f->model, s->reader));
     return dsc_statedict_read(s->model, s->queue, s->reader);
@@ -322,7 +322,7 @@ static double *probabilities_of(const session *s, char *at) {
     return (double *)(void *)(at + sizeof(record) + (size_t)s->top * sizeof(int64_t));
 }
 
-/* The most probable classes of one image, of equal ones the lower first. */
+/* Fills in the most probable classes of one image; of equal ones the lower comes first. */
 static void fill_record(session *s, const float *logits, char *at) {
     int64_t *classes = classes_of(at), count = 0;
     double *probabilities = probabilities_of(s, at);
@@ -340,7 +340,7 @@ static void fill_record(session *s, const float *logits, char *at) {
     }
 }
 
-/* This rank's part of a batch. `first` is the number of its first image. */
+/* Predicts this rank's part of a batch; *first is the index of the part's first image. */
 static dsc_status predict_part(session *s, int64_t *first) {
     dsc_batch batch;
     DSC_TRY(dsc_loader_next(s->loader, s->queue, &batch));
@@ -387,7 +387,7 @@ static dsc_status share_messages(session *s, int64_t count, dsc_bad_sample **out
     return status;
 }
 
-/* Rank 0. */
+/* Rank 0: reports one image to the caller. */
 static void tell(session *s, int64_t index, char *at, const char *error) {
     dsc_prediction p = {.file = dsc_image_files_path(s->set, index), .error = error};
     if (!error) {
@@ -402,7 +402,7 @@ static void tell(session *s, int64_t index, char *at, const char *error) {
     s->function(s->context, &p);
 }
 
-/* Tells of a whole batch on rank 0, and counts it on all. */
+/* Reports a whole batch on rank 0, and counts its images on all ranks. */
 static void tell_all(session *s, int64_t first, char *all, const dsc_bad_sample *messages, int64_t room,
                      dsc_predict_result *result) {
     for (int r = 0; r < s->ranks; r++) {
@@ -419,7 +419,7 @@ static void tell_all(session *s, int64_t first, char *all, const dsc_bad_sample 
     }
 }
 
-/* Collective. */
+/* Predicts one batch on all ranks. Collective. */
 static dsc_status predict_batch(session *s, dsc_predict_result *result) {
     int64_t first = 0;
     void *all = NULL;

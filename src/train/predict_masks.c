@@ -28,7 +28,7 @@ static const int64_t batch_pixels = 512 * 512;
 
 typedef enum record_state { RECORD_NONE, RECORD_WRITTEN, RECORD_BAD } record_state;
 
-/* What ranks report of one image. */
+/* The result of one image, as ranks exchange it. */
 typedef struct record {
     record_state state;
     int64_t pixels[VALUES]; /* by class */
@@ -144,7 +144,7 @@ static dsc_status check_names(const session *s, const mask_name *names) {
     return DSC_OK;
 }
 
-/* Rank 0: no file is lost, and the folder is there. */
+/* Rank 0: checks that no file would be overwritten by mistake, and makes the folder. */
 static dsc_status prepare_folder(const session *s) {
     const int64_t count = s->count;
     mask_name *names;
@@ -175,7 +175,7 @@ static int value_of(const char *name) {
     return value < VALUES ? value : -1;
 }
 
-/* Rank 0 has the names. Collective. */
+/* Chooses the value of each class in the masks, from the names that rank 0 has. Collective. */
 static dsc_status choose_values(session *s) {
     int named = s->job->names != NULL;
     for (int64_t c = 0; named && c < s->classes; c++)
@@ -246,7 +246,7 @@ static dsc_status read_image(session *s, const mask_image *image, int64_t *h, in
     return DSC_OK;
 }
 
-/* Makes an executor for `tiles` of them, or for as many as are allowed. One that is larger is kept. */
+/* Makes an executor for `tiles` tiles, or for as many as are allowed. An existing larger one is kept. */
 static dsc_status size_exec(session *s, int64_t tiles) {
     const int64_t pixels = s->h * s->w, fit = batch_pixels / pixels > 1 ? batch_pixels / pixels : 1;
     const int64_t limit = s->job->batch < fit ? s->job->batch : fit, batch = tiles < limit ? tiles : limit;
@@ -275,7 +275,7 @@ static void cut_tile(const session *s, const dsc_mask_view *tile, int64_t image_
     }
 }
 
-/* Of one output: 1 where it is above 0. */
+/* The class with the largest logit. A single output is the logit of class 1: the class is 1 when it is above 0. */
 static int64_t class_of(const session *s, const float *logits) {
     int64_t best = s->outputs == 1 && logits[0] > 0;
     for (int64_t c = 1; c < s->outputs; c++)
@@ -283,7 +283,7 @@ static int64_t class_of(const session *s, const float *logits) {
     return best;
 }
 
-/* Classes of the pixels that no earlier tile has, by their largest logit. */
+/* Writes the classes of the pixels that no earlier tile covers, by their largest logit. */
 static void paste_tile(session *s, const dsc_mask_view *view, int64_t done_h, int64_t done_w, int64_t image_w,
                        const float *logits) {
     for (int64_t i = done_h; i < s->out_h; i++)
@@ -345,7 +345,7 @@ static dsc_status predict_image(session *s, int64_t index) {
 
 /* ---- all images ---- */
 
-/* Rank 0. */
+/* Rank 0: reports one image to the caller. */
 static dsc_status report(const session *s, const mask_image *image, const record *r) {
     dsc_prediction p = {.file = image->path};
     int64_t classes[VALUES], pixels = 0;
@@ -373,7 +373,7 @@ static dsc_status report(const session *s, const mask_image *image, const record
     return DSC_OK;
 }
 
-/* One image of every rank. Collective. */
+/* Predicts one image on every rank. Collective. */
 static dsc_status predict_round(session *s, int64_t first, dsc_predict_result *result) {
     const dsc_mask_job *job = s->job;
     void *gathered;

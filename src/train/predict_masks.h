@@ -1,4 +1,4 @@
-/* Prediction by a model of pixels: a mask for every image. */
+/* Prediction by a model that classifies pixels: it writes a mask for every image. */
 #ifndef DSC_TRAIN_PREDICT_MASKS_H
 #define DSC_TRAIN_PREDICT_MASKS_H
 
@@ -9,20 +9,20 @@
 #include "descent/model.h"
 #include "descent/predict.h"
 
-/* What the masks are made of. Everything stays the caller's. */
+/* The inputs of a prediction of masks. Everything stays the caller's. */
 typedef struct dsc_mask_job {
     dsc_comm *comm;
     dsc_queue *queue;
     dsc_model *model;          /* the same on all ranks */
     const dsc_path_list *list; /* the files, the same on all ranks */
-    const int64_t *pages;      /* of each of them; 0: it is no TIFF */
-    const char *folder;        /* for the masks */
+    const int64_t *pages;      /* number of pages of each file; 0: not a TIFF */
+    const char *folder;        /* where the masks are written */
     int overwrite;             /* 1: masks that are there already are replaced */
     int64_t batch;             /* tiles that are computed together, at most */
-    int64_t margin;            /* by how many pixels the model's output is smaller, on each side */
+    int64_t margin;            /* pixels by which the model's output is smaller than its input on each side */
     dsc_normalise normalise;
-    /* Rank 0: the names of all classes; NULL: they have none. Where all are numbers from 0 to 255, these are the values
-     * in the masks, otherwise the numbers of the classes are. */
+    /* Rank 0: the names of all classes; NULL: they have none. If all names are numbers from 0 to 255, the masks contain
+     * these values, otherwise the class indices. */
     const char *const *names;
     dsc_prediction_function function;
     void *context;
@@ -34,9 +34,9 @@ int dsc_mask_job_takes(const char *name);
 /* Counts the pages of TIFF files, as dsc_mask_job.pages has them; the caller frees *pages. */
 dsc_status dsc_mask_job_count_pages(const dsc_path_list *list, int64_t **pages) DSC_MUST_CHECK;
 
-/* Writes FOLDER/NAME.png for every image, FOLDER/NAME-001.png and so on for the pages of a TIFF, and reports on rank 0. Images and masks are shared out over the ranks. An
- * image that cannot be read, or is smaller than the model's input, is passed over. DSC_E_INVALID when a mask exists, would
- * replace its image, or belongs to two images. Collective; blocks. */
+/* Writes FOLDER/NAME.png for every image, FOLDER/NAME-001.png and so on for the pages of a TIFF, and reports on rank 0.
+ * The images are distributed over the ranks. An image that cannot be read, or is smaller than the model's input, is
+ * skipped. DSC_E_INVALID when a mask exists, would replace its image, or belongs to two images. Collective; blocks. */
 dsc_status dsc_predict_masks(const dsc_mask_job *job, dsc_predict_result *result) DSC_MUST_CHECK;
 
 #endif

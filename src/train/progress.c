@@ -49,8 +49,8 @@ static double per_second(int64_t images, double seconds) {
     return seconds > 0 ? (double)images / seconds : 0;
 }
 
-/* The share of all ranks' peak, taking that of the others to be this rank's. Model FLOPs utilisation: forward and backward
- * passes count, optimiser and K-FAC do not. */
+/* The model FLOPs utilisation: the share of all ranks' peak, assuming that the others have the same peak as this rank.
+ * Forward and backward passes count, optimiser and K-FAC do not. */
 static double utilisation(const dsc_trainer *t, double images_per_s) {
     const double passes = 3; /* forward; gradients of inputs and of weights */
     return t->peak > 0 ? images_per_s * passes * dsc_model_flops(t->model) / (t->peak * t->ranks) : 0;
@@ -61,8 +61,9 @@ static dsc_rate rate_of(const dsc_trainer *t, int64_t images, double seconds) {
     return (dsc_rate){.images_per_s = images_per_s, .mfu = utilisation(t, images_per_s)};
 }
 
-/* Where somebody looks at it. All ranks measure at the same time, as they compute at the same time, so that devices that
- * they share are shared here, too. A run does without the figure where there is no memory for it. */
+/* Measures the device's peak, if metrics or a progress function use it. All ranks measure at the same time, as they
+ * compute at the same time, so that a device that several ranks share is shared here, too. When there is no memory for
+ * the measurement, the run goes on without it. */
 static void measure_peak(dsc_trainer *t) {
     if (!t->options.out && !t->options.progress)
         return;

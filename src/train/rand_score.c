@@ -68,7 +68,7 @@ static double square(int64_t n) {
     return (double)n * (double)n;
 }
 
-/* Of the segments in `found` and `truth`; `used` pixels are in `order`. */
+/* The score of the segments in `found` and `truth`; `order` has `used` pixels. */
 static double score_segments(work *k, int64_t used) {
     double both = 0, predicted = 0, actual = 0;
     memset(k->sizes, 0, (size_t)k->count * sizeof *k->sizes);

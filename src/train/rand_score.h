@@ -15,9 +15,10 @@
 
 #include <stdint.h>
 
-/* Scores of a picture of h x w pixels at several thresholds. object[h*w]: 1 where a pixel is part of an object. level[h*w]:
- * how many thresholds the predicted probability of that exceeds; with threshold k, from 0 on, a pixel of a level above k is
- * taken for part of one. score[thresholds] is negative when there is no object. */
+/* Scores of a picture of h x w pixels at several thresholds. object[h*w]: 1 where a pixel is part of an object.
+ * level[h*w]: how many thresholds the predicted probability of an object exceeds; with threshold k, counted from 0, a
+ * pixel whose level is above k is taken for part of an object. score[thresholds] is negative when there is no
+ * object. */
 dsc_status dsc_rand_score(const uint8_t *object, const uint8_t *level, int64_t h, int64_t w, int thresholds,
                           double *score) DSC_MUST_CHECK;
 

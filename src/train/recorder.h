@@ -32,7 +32,7 @@ typedef struct dsc_segment {
     int factors;            /* K-FAC updates its factors in this step */
     int decomposes;         /* K-FAC decomposes them in this step, which divides its work in two */
     int recipe;             /* dsc_kfac_recipe: which kind of preconditioning is in force */
-    int tries;              /* a step of K-FAC is tried in this step, whose update is not recorded */
+    int tries;              /* a step of K-FAC is tried (damping.h), so that the update is not recorded */
     int timed;              /* the work includes time stamps */
     int64_t generation;     /* dsc_kfac_generation: with another one the segment is recorded anew */
     const void *x, *labels; /* memory of the batch, for segments that begin with one; else NULL */

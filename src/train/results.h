@@ -8,7 +8,7 @@
 
 typedef struct dsc_results dsc_results;
 
-/* Places of the numbers that a step leaves on the device, F64 each. Those before DSC_NUMBER_SUMMED are summed
+/* Indices of the numbers that a step leaves on the device, F64 each. Those before DSC_NUMBER_SUMMED are summed
  * over the ranks where a step is collective. */
 typedef enum dsc_number {
     DSC_NUMBER_LOSS, /* sum over the rows */
@@ -27,7 +27,7 @@ typedef enum dsc_number {
     DSC_NUMBER_COUNT
 } dsc_number;
 
-/* A step that has ended: its report, and what only the trainer reads. */
+/* A step that has ended: its report, and values that only the trainer reads. */
 typedef struct dsc_outcome {
     dsc_step_report report;
     double loss_sum, rows;
@@ -50,8 +50,8 @@ dsc_tensor dsc_results_stamps(const dsc_results *r);
 dsc_step_report *dsc_results_begin(dsc_results *r, int with_stamps);
 /* The step's work is all in the queue. */
 dsc_status dsc_results_end(dsc_results *r, dsc_queue *queue) DSC_MUST_CHECK;
-/* Steps that have ended and were not collected; and how many of them a caller may leave so: 0 on host
- * devices, 1 on others. */
+/* pending: the number of steps that have ended and were not collected. lag: how many of them a caller may leave
+ * uncollected: 0 on host devices, 1 on others. */
 int dsc_results_pending(const dsc_results *r);
 int dsc_results_lag(const dsc_results *r);
 /* The oldest pending step; waits for it. with_kfac: K-FAC's phases are among its time stamps. */

@@ -112,7 +112,7 @@ static char *list_differences(const dsc_option *table, const dsc_settings *saved
     return NULL;
 }
 
-/* A model of the caller's own may be any that fits, whatever it is called. */
+/* 1 when one of the models is the caller's own ("custom"): then any model that fits may continue. */
 static int is_custom(const dsc_option *o, const char *before, const char *after) {
     return strcmp(o->name, "model") == 0 && (strcmp(before, "custom") == 0 || strcmp(after, "custom") == 0);
 }

@@ -20,8 +20,8 @@ static int ends_with(const char *name, const char *end) {
     return length >= end_length && strcmp(name + length - end_length, end) == 0;
 }
 
-/* metrics.jsonl, latest, best, checkpoint-*.safetensors, event files, and what was being written when a run was
- * killed. A file `config` alone is no run: it may be one that a user wrote. */
+/* 1 for metrics.jsonl, latest, best, checkpoint-*.safetensors, event files, and temporary files that a killed run was
+ * writing. A file `config` alone is not a run: a user may have written it. */
 static int belongs_to_run(const char *name) {
     if (strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "latest") == 0 || strcmp(name, "best") == 0)
         return 1;

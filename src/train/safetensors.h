@@ -46,7 +46,7 @@ const dsc_st_tensor *dsc_st_find(const dsc_st_reader *reader, const char *name);
 const char *dsc_st_metadata(const dsc_st_reader *reader, const char *key);
 /* The value as a number; -1 when there is no such key, DSC_E_FORMAT when it is not a number. */
 dsc_status dsc_st_metadata_number(const dsc_st_reader *reader, const char *key, int64_t *out) DSC_MUST_CHECK;
-/* Reads the numbers of a tensor; bytes must be tensor->bytes. */
+/* Reads the data of a tensor; bytes must be tensor->bytes. */
 dsc_status dsc_st_read(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out,
                        size_t bytes) DSC_MUST_CHECK;
 /* The same; DSC_E_FORMAT when it holds floating-point numbers that are not finite. */
@@ -69,7 +69,8 @@ dsc_status dsc_st_writer_metadata(dsc_st_writer *writer, const char *key, const 
 /* Tensors are numbered from 0 in the order they are declared. */
 dsc_status dsc_st_writer_declare(dsc_st_writer *writer, const char *name, dsc_dtype dtype, int ndim,
                                  const int64_t *dim) DSC_MUST_CHECK;
-/* Writes the header, whose check sums follow in dsc_st_writer_sync. Wider types come first in the data, so that everything is aligned. */
+/* Writes the header; dsc_st_writer_sync fills in its check sums. Wider types come first in the data, so that everything
+ * is aligned. */
 dsc_status dsc_st_writer_begin(dsc_st_writer *writer) DSC_MUST_CHECK;
 dsc_status dsc_st_writer_write(dsc_st_writer *writer, int64_t index, const void *data,
                                size_t bytes) DSC_MUST_CHECK;

@@ -129,7 +129,7 @@ static int describe_metadata_sum(dsc_st_writer *w) {
     FILE *stream = open_memstream(&keys, &length);
     if (!stream)
         return 0;
-    fputs("00000000", stream); /* takes the place of the sum */
+    fputs("00000000", stream); /* placeholder for the sum */
     json_object_foreach(w->metadata, key, value) {
         if (strcmp(key, DSC_ST_METADATA_SUM) == 0 || strpbrk(key, " \n"))
             continue;

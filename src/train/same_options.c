@@ -32,7 +32,8 @@ static char *describe(const dsc_trainer *t) {
             if (!(o->flags & DSC_OPTION_OWN))
                 write_line(stream, o->name, *value ? value : "(none)");
         }
-    /* Of data that options do not name: ranks that gossip would wait for each other at ends of epochs. */
+    /* The size of data that no option names: with different sizes, gossip ranks would wait for each other at the ends
+     * of epochs. */
     snprintf(value, sizeof value, "%lld", (long long)t->epoch_steps);
     write_line(stream, "steps-of-an-epoch", value);
     if (fclose(stream) == 0)

@@ -16,7 +16,7 @@ typedef struct dsc_settings {
     char *strings[DSC_SETTINGS_STRINGS];
 } dsc_settings;
 
-/* What the text of options.stop_at asks for. */
+/* The quantity that options.stop_at sets a target for. */
 typedef enum dsc_target_kind {
     DSC_TARGET_NONE,
     DSC_TARGET_TOP1,

@@ -101,7 +101,7 @@ void dsc_carrier_close(dsc_carrier *carrier) {
     *carrier = (dsc_carrier){0};
 }
 
-/* Sends even what could not be uploaded: the other rank waits for it. */
+/* Sends the block even when the upload to it has failed: the other rank waits for it. */
 static dsc_status send(dsc_carrier *c, int to, size_t bytes) {
     dsc_tensor t = dsc_tensor_slice(&c->block, 0, (int64_t)bytes);
     dsc_status status = dsc_tensor_upload(c->queue, c->host, bytes, &t);

@@ -25,7 +25,7 @@ void dsc_train_state_init(dsc_train_state *state) {
                                .loss_scale = {1, 0}};
 }
 
-/* ---- what there is ---- */
+/* ---- the items ---- */
 
 /* Counters are used as real numbers, too. */
 static const dsc_state_bound counter = {0, 0x1p53, "from 0 to 2^53"},
@@ -194,7 +194,7 @@ static dsc_status list_all(const dsc_snapshot *s, dsc_state_list *list) {
 
 /* ---- the list ---- */
 
-/* Items that every rank has its own of lie rank by rank, K-FAC's after all others. */
+/* Items of which every rank has its own are stored rank by rank, K-FAC's after all others. */
 static dsc_status place_all(dsc_state_list *list, int ranks) {
     DSC_TRY(dsc_memory_alloc(list->count * ranks, sizeof *list->places, &list->places));
     for (int64_t first = 0, end; first < list->count; first = end) {
@@ -232,7 +232,7 @@ void dsc_state_list_destroy(dsc_state_list *list) {
     list->count = list->capacity = list->place_count = 0;
 }
 
-/* Items of all ranks pass through rank 0's host memory; between ranks only those travel that differ. */
+/* Items of all ranks pass through rank 0's host memory; only those that differ between ranks are sent. */
 dsc_status dsc_state_list_carry(const dsc_snapshot *s, const dsc_state_list *list, dsc_carrier *out) {
     size_t any = sizeof list->numbers, own = any; /* numbers of other kinds of runs are read, too */
     for (int64_t i = 0; i < list->count; i++) {

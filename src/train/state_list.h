@@ -58,10 +58,10 @@ typedef struct dsc_state_item {
 /* A tensor of the state file. */
 typedef struct dsc_state_place {
     const dsc_state_item *item;
-    int rank; /* whose it is; 0 for one that all ranks share */
+    int rank; /* the rank it belongs to; 0 for one that all ranks share */
 } dsc_state_place;
 
-/* Items point into it: it may not be copied. */
+/* Items point into this struct, so it may not be copied. */
 typedef struct dsc_state_list {
     dsc_state_item *items;
     int64_t count, capacity;
@@ -80,8 +80,8 @@ void dsc_state_list_destroy(dsc_state_list *list);
 /* Opens a carrier with enough memory for every item that this rank handles. Not collective. */
 dsc_status dsc_state_list_carry(const dsc_snapshot *s, const dsc_state_list *list,
                                 dsc_carrier *out) DSC_MUST_CHECK;
-/* The run takes the list's numbers over; `gossip`: those of DSC_STATE_GOSSIP, too, whose tensors are in
- * place. DSC_E_FORMAT or DSC_E_INVALID when the consensus refuses them. */
+/* Copies the list's numbers into the run; with `gossip` also those of DSC_STATE_GOSSIP, whose tensors have been
+ * loaded already. DSC_E_FORMAT or DSC_E_INVALID when the consensus refuses them. */
 dsc_status dsc_state_list_apply(const dsc_snapshot *s, const dsc_state_list *list, int gossip) DSC_MUST_CHECK;
 
 /* Copy this rank's value of an item to host memory, and back. For a K-FAC that all ranks share they are
@@ -89,7 +89,7 @@ dsc_status dsc_state_list_apply(const dsc_snapshot *s, const dsc_state_list *lis
 dsc_status dsc_state_item_get(const dsc_snapshot *s, const dsc_state_item *item, void *host) DSC_MUST_CHECK;
 dsc_status dsc_state_item_set(const dsc_snapshot *s, const dsc_state_item *item,
                               const void *host) DSC_MUST_CHECK;
-/* The item "train" of a gossip run, in a run that has none; name and place stay the function's. */
+/* The item "train" of a gossip run, for a run whose list lacks it. Its values are in `numbers`; its name is static. */
 dsc_state_item dsc_state_item_losses(double numbers[4]);
 /* 1 for an item of a K-FAC that all ranks share. */
 int dsc_state_item_is_collective(const dsc_state_item *item);

@@ -91,8 +91,8 @@ static int is_of_positions(const dsc_model *model, const dsc_state_entry *e) {
     return 0;
 }
 
-/* How many rows two tables of positions have in common that differ in nothing but their number of rows; 0: they are no
- * such tables. */
+/* The number of rows that two tables of positions have in common, when they differ in nothing but their number of rows;
+ * 0: they are not such tables. */
 static int64_t common_rows(const dsc_model *model, const dsc_st_tensor *t, const dsc_state_entry *e) {
     if (!is_of_positions(model, e) || t->ndim != 2 || t->dim[1] != e->dim[1] || t->dim[0] < 1 ||
         !is_real(t->dtype))
@@ -175,9 +175,9 @@ dsc_status dsc_statedict_check_named(const dsc_model *model, const dsc_st_reader
     return DSC_OK;
 }
 
-/* A report as it is built: the public one points into it. */
+/* A report while it is built; the public struct `shown` points into the other members. */
 typedef struct full_report {
-    dsc_load_report shown; /* first: callers hold its address */
+    dsc_load_report shown; /* must be the first member: callers hold its address */
     const char **loaded, **missing;
     dsc_load_skipped *skipped, *resized;
     char *names; /* memory of all names */

@@ -18,11 +18,11 @@ dsc_status dsc_statedict_check_shorter(const dsc_model *model, const char *name,
                                        const dsc_st_reader *reader) DSC_MUST_CHECK;
 /* Refuses the first tensor that has the name of one of the model's in another shape; DSC_OK when there is none. */
 dsc_status dsc_statedict_check_named(const dsc_model *model, const dsc_st_reader *reader) DSC_MUST_CHECK;
-/* Lists what fits, as `loaded`, and what does not. To be freed with dsc_load_report_free. */
+/* Lists the tensors that fit, as `loaded`, and those that do not. To be freed with dsc_load_report_free. */
 dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *reader,
                                  dsc_load_report **out) DSC_MUST_CHECK;
-/* Fills parameters and buffers from the tensors of a file that fit; after the check, all of them. Of a table of positions
- * that has another number of rows, the first rows are filled, as many as both have. The whole
+/* Fills parameters and buffers from the tensors of a file that fit; after dsc_statedict_check that is all of them. Of
+ * a table of positions that has another number of rows, the first rows are filled, as many as both have. The whole
  * file is read before the model changes. Blocks. */
 dsc_status dsc_statedict_read(dsc_model *model, dsc_queue *queue, const dsc_st_reader *reader) DSC_MUST_CHECK;
 

@@ -63,8 +63,8 @@ dsc_status dsc_trainer_next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batc
     return DSC_OK;
 }
 
-/* The tokens of the batch, where they may be padding that the model's attention leaves out; else without memory. Files of
- * tokens have no padding. */
+/* The tokens of the batch, if some may be padding that the model's attention leaves out; else a tensor without memory.
+ * Files of tokens have no padding. */
 static dsc_tensor padding_of(const dsc_trainer *t) {
     const int in_files = t->train_set && t->train_set->whole_numbers;
     if (!t->exec->padded || in_files)
@@ -111,7 +111,7 @@ static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const 
     return DSC_OK;
 }
 
-/* The table of an embedding, which K-FAC knows by the numbers after those. */
+/* The table of an embedding, which K-FAC knows by the numbers after those of the norms. */
 static dsc_status capture_table(void *context, dsc_queue *q, int64_t table, const dsc_tensor *tokens,
                                 const dsc_tensor *dy) {
     dsc_trainer *t = context;
@@ -130,7 +130,7 @@ static dsc_status capture_table(void *context, dsc_queue *q, int64_t table, cons
     return DSC_OK;
 }
 
-/* A tied head, after the tables. */
+/* A tied head, which K-FAC knows by the numbers after those of the tables. */
 static dsc_status capture_tied(void *context, dsc_queue *q, int64_t head, const dsc_tensor *a) {
     dsc_trainer *t = context;
     double began = dsc_clock_now();
@@ -145,7 +145,7 @@ static dsc_status capture_tied(void *context, dsc_queue *q, int64_t head, const 
     return DSC_OK;
 }
 
-/* Makes a backward pass hand what K-FAC needs to it. */
+/* Makes a backward pass call these functions, which hand K-FAC what it needs. */
 static void capture_for_kfac(const dsc_trainer *t, dsc_backward_options *backward) {
     backward->capture = capture;
     if (t->options.kfac->norm != DSC_KFAC_NORM_OFF)
@@ -243,8 +243,8 @@ static dsc_status update_factors(dsc_trainer *t, int moves, int decomposes) {
     return dsc_phases_mark(&t->phases, t->queue, DSC_PHASE_FACTOR);
 }
 
-/* On other devices than the host the decomposition is timed by the host, too, which waits for it; one that runs beside
- * the steps should not be waited for. */
+/* Decomposes the factors. On devices other than the host, too, the host's clock times the decomposition, so the host
+ * waits for the work before it, unless decompositions run concurrently with the steps (async_steps > 0). */
 static dsc_status decompose(dsc_trainer *t) {
     dsc_phases *phases = &t->phases;
     double began = dsc_clock_now();

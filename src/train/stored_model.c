@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Refuses the state file, which is easily given instead of the model file beside it. */
+/* Refuses a state file, which is easily given by mistake for the model file beside it. */
 static dsc_status refuse_state(const char *path) {
     static const char end[] = ".state.safetensors";
     size_t length = strlen(path), tail = strlen(end);

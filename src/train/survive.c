@@ -26,7 +26,7 @@ dsc_status dsc_survive_prepare(dsc_trainer *t) {
     return dsc_comm_set_timeout(t->comm, t->options.consensus->peer_timeout);
 }
 
-/* ---- the end of what was ---- */
+/* ---- ending the work with the lost ranks ---- */
 
 /* The model then holds this rank's own values, and nothing is under way on the device. */
 static dsc_status stop_work(dsc_trainer *t) {
@@ -42,7 +42,8 @@ static dsc_status stop_work(dsc_trainer *t) {
     return dsc_queue_sync(t->queue);
 }
 
-/* After the alarm: nobody is waited for, and memory that messages may still touch is kept. */
+/* Destroys the parts that depend on the number of ranks. After the alarm nothing waits for other ranks, and memory that
+ * messages may still touch is kept. */
 static void take_apart(dsc_trainer *t) {
     dsc_trainer_free_step(t);
     dsc_factors_destroy(&t->factors);
@@ -64,7 +65,7 @@ static dsc_status change_ranks(dsc_trainer *t, dsc_comm *next) {
 typedef struct place {
     dsc_train_state state;
     int64_t stop;
-    int64_t kfac_step; /* when factors move and are decomposed; 0 without K-FAC */
+    int64_t kfac_step; /* K-FAC's own step, which decides when it updates and decomposes; 0 without K-FAC */
 } place;
 
 /* K-FAC is the rank's own here, so dsc_kfac_state_get and _set involve no other rank. */
@@ -128,14 +129,14 @@ static dsc_status find_place(dsc_trainer *t) {
     if (status == DSC_OK)
         status = take_place(t, places);
     dsc_memory_free(&places);
-    t->saved_step = -1; /* not all may know of the last one */
+    t->saved_step = -1; /* some ranks may not know of the last checkpoint */
     t->save_now = t->options.checkpoint_every >= 0 && t->state.position == 0 && t->state.epoch > 0;
     return status;
 }
 
-/* ---- what comes then ---- */
+/* ---- starting again ---- */
 
-/* Each rank's values are what it starts with. Exact averages want a start that all share. */
+/* Each rank starts with its own values, except with exact averages, which need the same start on all ranks. */
 static dsc_status start_values(dsc_trainer *t) {
     if (t->options.consensus->average_every == 0)
         return DSC_OK;
@@ -149,7 +150,7 @@ static dsc_status make_gossip(dsc_trainer *t) {
     return dsc_comm_agree(t->comm, dsc_sync_start_peers(t));
 }
 
-/* A graph that does not go with fewer ranks gives way to the one that always does. */
+/* Makes the gossip; a graph that is not possible with fewer ranks is replaced by the default one, which always is. */
 static dsc_status make_gossip_somehow(dsc_trainer *t) {
     dsc_consensus_options *o = &t->settings.consensus;
     char text[512];
@@ -171,7 +172,8 @@ static dsc_status make_gossip_somehow(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* The first of those left writes the files. One that was given up, but lives, may still hold the lock. */
+/* The first of the remaining ranks writes the files. A rank that was given up as lost but still runs may hold the
+ * lock. */
 static dsc_status open_metrics(dsc_trainer *t) {
     if (t->rank != 0 || !t->options.out || t->metrics)
         return DSC_OK;

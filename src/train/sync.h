@@ -1,4 +1,4 @@
-/* Synchronisation of ranks that gossip, and do not wait for each other in a step.
+/* Synchronisation of ranks that gossip and so do not wait for each other in a step.
  *
  *   synchronisation point   at evaluations, checkpoints and ends of epochs. Afterwards nothing is in flight,
  *                           and all ranks know the sums of the losses and whether a rank asks to stop.
@@ -35,8 +35,8 @@ dsc_status dsc_sync_signal(dsc_trainer *t) DSC_MUST_CHECK;
 /* Settles everything, sums the ranks' losses into t->summed_loss and sets t->agreed. All steps must have been
  * collected. Collective; blocks. */
 dsc_status dsc_sync_synchronise(dsc_trainer *t) DSC_MUST_CHECK;
-/* After a run that was asked to stop, which all ranks know of: flags that are still in flight say so, too, and
- * must not stop the next one. Collective; blocks. */
+/* After a run that was asked to stop, when all ranks know it: discards flags still in flight, which carry the same
+ * request and must not stop the next run. Collective; blocks. */
 dsc_status dsc_sync_forget_stop(dsc_trainer *t) DSC_MUST_CHECK;
 /* At a synchronisation point: measures how far the ranks are apart. Collective; blocks. */
 dsc_status dsc_sync_measure(dsc_trainer *t, dsc_consensus_report *report) DSC_MUST_CHECK;

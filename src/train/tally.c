@@ -77,7 +77,7 @@ int64_t dsc_softmax(const float *from, int64_t count, double *to) {
 }
 
 static void add_row(dsc_tally *t, const float *logits, int32_t label) {
-    const float pair[2] = {0, logits[0]}; /* whose softmax is the sigmoid */
+    const float pair[2] = {0, logits[0]}; /* the softmax of this pair is the sigmoid */
     int64_t best = dsc_softmax(t->outputs == 1 ? pair : logits, t->classes, t->row);
     double sure = isfinite(t->row[best]) ? t->row[best] : 0;
     int bin = (int)(sure * BINS);
@@ -109,9 +109,9 @@ dsc_status dsc_tally_add(dsc_tally *tally, dsc_queue *queue, int64_t first, cons
 
 /* ---- the report ---- */
 
-/* A report as it is built: the public one points into it. */
+/* A report while it is built; the public struct `shown` points into the other members. */
 typedef struct full_report {
-    dsc_eval_report shown; /* first: callers hold its address */
+    dsc_eval_report shown; /* must be the first member: callers hold its address */
     int64_t *confusion, bin_images[BINS];
     double bin_accuracy[BINS], bin_confidence[BINS];
     const char **names;

@@ -151,7 +151,8 @@ static const char *group_of(const char *kind, const char *key) {
     return is_phase(key) ? "phase_ms" : is_traffic(key) ? "sent_bytes" : strcmp(key, "nu") ? "train" : "kfac";
 }
 
-/* `step` is the position on the axis, and the others say the same of it; nu is that of the `step` line. */
+/* 1 for keys that get no scalar: `step` is the position on the axis, epoch and time repeat it, and nu is in the `step`
+ * lines. */
 static int is_left_out(const char *kind, const char *key) {
     return strcmp(key, "step") == 0 || strcmp(key, "epoch") == 0 || strcmp(key, "time_s") == 0 ||
            (strcmp(kind, "kfac") == 0 && strcmp(key, "nu") == 0);
@@ -280,7 +281,7 @@ static void write_hparams(dsc_tensorboard *t, const char *name, const DscTb__Hpa
     free(copy);
 }
 
-/* Cuts a text that is too long, but no character of it. */
+/* Copies a text and cuts it when it is too long, but never inside a character. */
 static void copy_text(const char *from, char *to, size_t size) {
     size_t length = strlen(from);
     if (length >= size) {
@@ -386,7 +387,7 @@ static void write_start(dsc_tensorboard *t) {
     write_hparams(t, "session_start_info", &content);
 }
 
-/* A run that was interrupted goes on some day: it has no end yet. */
+/* Writes the end of a run, unless it was interrupted: such a run may be continued. */
 static void write_end(dsc_tensorboard *t, const json_t *line) {
     DscTb__Hparams content = DSC_TB__HPARAMS__INIT;
     DscTb__SessionEnd end = DSC_TB__SESSION_END__INIT;
@@ -401,7 +402,7 @@ static void write_end(dsc_tensorboard *t, const json_t *line) {
     write_hparams(t, "session_end_info", &content);
 }
 
-/* After a resumption, what earlier files hold of later steps does not count. */
+/* After a resumption: makes readers drop the events of steps after `step` that earlier files hold. */
 static void write_restart(dsc_tensorboard *t, int64_t step) {
     DscTb__SessionLog log = DSC_TB__SESSION_LOG__INIT;
     DscTb__Event event = DSC_TB__EVENT__INIT;

@@ -13,7 +13,7 @@ struct json_t;
 
 /* DSC_E_UNSUPPORTED where the library was built without protobuf-c. `prefix` as in options.h. */
 dsc_status dsc_tensorboard_check(const char *prefix) DSC_MUST_CHECK;
-/* Makes a new file in `directory`, and the directory where there is none. */
+/* Makes a new file in `directory`, which is made if it does not exist. */
 dsc_status dsc_tensorboard_open(const char *directory, dsc_tensorboard **out) DSC_MUST_CHECK;
 void dsc_tensorboard_close(dsc_tensorboard **tensorboard);
 /* errno of the first record that could not be written, and the file; 0: there is none. Accepts NULL. */

@@ -1,4 +1,4 @@
-/* Takes the place of tensorboard.c where protobuf-c is missing. */
+/* Compiled instead of tensorboard.c when protobuf-c is missing. */
 #include "train/tensorboard.h"
 
 #include "base/error.h"

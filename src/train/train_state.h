@@ -10,7 +10,7 @@ typedef struct dsc_train_state {
     double loss_sum, loss_rows;  /* of the epoch under way */
     double epoch_loss;           /* mean of the last whole epoch; negative: none */
     double val_loss, top1, top5; /* of the last evaluation; negative: none */
-    int64_t evaluated_step;      /* when it was; -1: never */
+    int64_t evaluated_step;      /* the step of that evaluation; -1: none */
     double best_top1, best_loss; /* the highest accuracy, the lowest loss; negative: none */
     int64_t best_step;           /* -1: none */
     double seconds;              /* of wall-clock time so far */

@@ -77,7 +77,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     if (!t->alone)
         dsc_settings_clear(&t->settings);
     *trainer = NULL;
-    if (t->alone) /* with what the others would have to help to end */
+    if (t->alone) /* keeps the objects that all ranks would have to destroy together */
         dsc_memory_keep(t);
     else
         dsc_memory_free(&t);
@@ -85,7 +85,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
 
 /* ---- data, sizes, schedule ---- */
 
-/* For as many ranks as there are now. Without training data an epoch has as many steps as the options say. */
+/* Sets the sizes of steps and epochs for the present number of ranks. Without training data an epoch has as many steps
+ * as the options say. */
 static dsc_status count_steps(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     t->step_images = o->batch_size * o->batches_per_allreduce * t->ranks;
@@ -111,7 +112,7 @@ static void init_loader(const dsc_trainer *t, int64_t batch, dsc_loader_options 
     o->ranks = t->ranks;
     o->threads = t->options.data_threads;
     o->skip_bad = 1;
-    /* Token numbers would be rounded in a half type. */
+    /* A 16-bit floating-point type would round token numbers. */
     const int whole = dsc_device_is_host(t->device) || (t->model && dsc_model_takes_tokens(t->model));
     o->dtype = whole ? DSC_F32 : t->options.activations;
 }
@@ -196,7 +197,7 @@ dsc_status dsc_trainer_spread(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* ---- what computes ---- */
+/* ---- executors, optimiser and other parts of a step ---- */
 
 /* Creating the executors plans all convolutions. */
 static dsc_status make_executors(dsc_trainer *t) {
@@ -331,7 +332,7 @@ static dsc_status share_resume(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* Settings, model and data are there: the rest. */
+/* Makes all other parts, once settings, model and data exist. */
 static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     const char *rule = t->options.bad_images;
     dsc_bad_images_init(&t->bad.train, "training", t->info.count, rule);
@@ -362,7 +363,7 @@ static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     return dsc_trainer_make_step(t);
 }
 
-/* A trainer with its settings. Collective: when one rank fails, all do. */
+/* Creates a trainer that has its settings only. Collective: when one rank fails, all do. */
 static dsc_status create(dsc_comm *comm, dsc_device *device, dsc_trainer **out) {
     dsc_trainer *t = NULL;
     dsc_status status = dsc_comm_agree(comm, dsc_memory_alloc(1, sizeof *t, &t));
@@ -397,7 +398,7 @@ static dsc_status finish_creation(dsc_trainer *t, dsc_status status, dsc_trainer
     return DSC_OK;
 }
 
-/* Options of a trainer whose model and data are the caller's: what belongs to those is not looked at. */
+/* Reads the options of a trainer whose model and data are the caller's; options about model and data are ignored. */
 static dsc_status read_settings(const dsc_train_options *given, dsc_settings *out) {
     dsc_train_options o, defaults;
     dsc_train_options_init(&o);
@@ -464,10 +465,10 @@ static dsc_status check_loss(const dsc_trainer *t) {
         dsc_dataset_label_count(t->train_set) == 1 ? "" : "s");
 }
 
-/* Models of images would take the numbers of tokens for pixels. */
+/* Refuses data of tokens for a model of images, which would take the tokens for pixels. */
 static dsc_status check_kind(const dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
-    DSC_TRY(dsc_zoo_default_input(o->model, NULL, NULL, NULL)); /* it is known */
+    DSC_TRY(dsc_zoo_default_input(o->model, NULL, NULL, NULL)); /* fails for an unknown model */
     if (!t->train_set->whole_numbers || dsc_zoo_takes_tokens(o->model))
         return DSC_OK;
     return DSC_FAIL(
@@ -477,7 +478,7 @@ static dsc_status check_kind(const dsc_trainer *t) {
         o->model, o->data);
 }
 
-/* What the model is to predict is not part of what it sees. */
+/* Refuses options of tasks that the data cannot have, such as masked tokens with images. */
 static dsc_status check_task(const dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     if (o->mask > 0 && !(t->train_set->mask > 0))
@@ -574,7 +575,7 @@ dsc_status dsc_trainer_create_named(dsc_comm *comm, dsc_device *device, const ds
     return finish_creation(t, status, out);
 }
 
-/* ---- what it holds ---- */
+/* ---- accessors ---- */
 
 dsc_queue *dsc_trainer_queue(const dsc_trainer *trainer) {
     return trainer->queue;

@@ -54,7 +54,7 @@ typedef struct dsc_gossip dsc_gossip;
 /* Memory for trying a step of K-FAC (damping.c); none where the damping is not adapted. */
 typedef struct dsc_damping {
     int64_t param_count, buffer_count;
-    int64_t *params;     /* numbers of the parameters that K-FAC preconditions */
+    int64_t *params;     /* indices of the parameters that K-FAC preconditions */
     dsc_tensor *values;  /* copies of them */
     dsc_tensor *buffers; /* copies of the batch-norm statistics */
     dsc_tensor stats;    /* F64[4]: of the loss after the step, over all ranks */
@@ -72,7 +72,7 @@ typedef struct dsc_run_watch {
     int64_t steps;          /* collected in this process */
     int64_t evaluations;    /* done in this process */
     double loss;            /* smoothed over the last steps */
-    double first;           /* the same after the first ones, at least that of guessing */
+    double first;           /* `loss` after the first steps, but at least the loss of guessing */
     double lowest;          /* the lowest of `loss` */
     double chance;          /* the accuracy of guessing */
     int exploded, guessing; /* 1: the warning has been given */
@@ -100,7 +100,7 @@ struct dsc_trainer {
     /* The objects that a step uses. */
     dsc_loader *loader;
     dsc_exec *exec;
-    int beside; /* 1: K-FAC's captures may go on beside the backward pass of `exec` */
+    int beside; /* 1: K-FAC's captures may run concurrently with the backward pass of `exec` */
     dsc_optim *optim;
     double *rates; /* for each parameter the factor of its rate, 0: it is frozen; NULL: 1 for all */
     dsc_consensus *consensus;
@@ -112,7 +112,7 @@ struct dsc_trainer {
     dsc_comm *kfac_comm;  /* a communicator of this rank alone, where K-FAC is its own; else NULL */
     dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */
     dsc_schedule schedule;
-    dsc_target target; /* that ends the run */
+    dsc_target target; /* options.stop_at: reaching it ends the run */
     double fixed_rate; /* the rate of all steps, of dsc_trainer_set_lr; 0: the schedule's */
     dsc_recorder *recorder;
     dsc_phases phases;
@@ -152,7 +152,7 @@ struct dsc_trainer {
     char *resume_path;      /* of dsc_trainer_resume */
     const char *origin_of;  /* the value of options.resume that `origin` was found for; NULL: none yet */
     dsc_origin origin;
-    char *finetune_note; /* rank 0: what options.init has brought, a line each; NULL: nothing */
+    char *finetune_note; /* rank 0: a report of what options.init has loaded, in lines; NULL: nothing */
     int save_now;        /* the epoch that just ended wants a checkpoint */
     double start;        /* clock when the run began, less the seconds of the runs it continues */
     double process_start;
@@ -180,7 +180,7 @@ struct dsc_trainer {
     /* Lost ranks (survive.c). */
     dsc_comm *survivors; /* the communicator of the remaining ranks; NULL: no rank was lost */
     int reported_ranks;  /* number of ranks in the last progress report */
-    int alone;           /* this rank failed where others may have gone on and cannot help to clean up */
+    int alone;           /* 1: this rank failed while others may continue, so they do not help to clean up */
 };
 
 /* Create parts of a trainer, at the start and after the number of ranks has changed: loaders, sizes and
@@ -192,10 +192,10 @@ dsc_status dsc_trainer_make_step(dsc_trainer *t) DSC_MUST_CHECK;
 void dsc_trainer_free_step(dsc_trainer *t);
 
 /* ---- begin.c ---- */
-/* The checkpoint that options.resume and options.out ask for. It is looked for once, because that may take time
- * and warn. Not collective. */
+/* The checkpoint that options.resume and options.out ask for. It is searched for only once, because the search may take
+ * time and log warnings. Not collective. */
 dsc_status dsc_origin_find(dsc_trainer *t, dsc_origin *from) DSC_MUST_CHECK;
-/* Once, before the first step: prepares the output directory, resumes where asked to, gives all ranks rank
+/* Once, before the first step: prepares the output directory, resumes if asked to, gives all ranks rank
  * 0's parameters and opens the metrics. Collective; fails on all ranks or on none. */
 dsc_status dsc_trainer_begin(dsc_trainer *t) DSC_MUST_CHECK;
 /* After a synchronisation: writes a checkpoint of this step into `directory`, unless it is the output
@@ -220,7 +220,8 @@ dsc_status dsc_trainer_drain(dsc_trainer *t) DSC_MUST_CHECK;
 /* ---- loop.c ---- */
 /* Waits for all steps, and with gossip synchronises the ranks (sync.h). Collective with gossip. */
 dsc_status dsc_trainer_synchronise(dsc_trainer *t) DSC_MUST_CHECK;
-/* Returns `status`. DSC_E_LOST: the ranks that are left cannot destroy together what they share. */
+/* Returns `status`. For DSC_E_LOST it also sets t->alone when the remaining ranks cannot destroy shared objects
+ * together. */
 dsc_status dsc_trainer_note_loss(dsc_trainer *t, dsc_status status);
 /* The epoch of the last step done; 0 before the first. */
 int64_t dsc_trainer_last_epoch(const dsc_trainer *t);
@@ -260,16 +261,16 @@ dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) DSC_MUS
 void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result);
 
 /* ---- evaluate.c ---- */
-/* After a synchronisation: the whole validation set with the model that dsc_trainer_swap_in brings. And every
- * rank's own model (its z, its batch-norm statistics), each on the whole validation set. Collective. */
+/* After a synchronisation: evaluates the model of dsc_trainer_swap_in on the whole validation set. Collective. */
 dsc_status dsc_trainer_evaluate_mean(dsc_trainer *t, dsc_eval_result *result) DSC_MUST_CHECK;
 /* The same with the average of the weights over the steps. Collective. */
 dsc_status dsc_trainer_evaluate_ema(dsc_trainer *t, dsc_eval_result *result) DSC_MUST_CHECK;
+/* Evaluates every rank's own model (its z, its batch-norm statistics), each on the whole validation set. Collective. */
 dsc_status dsc_trainer_evaluate_ranks(dsc_trainer *t, dsc_ranks_result *result) DSC_MUST_CHECK;
 
 /* ---- swap.c ---- */
-/* Puts into the model what is evaluated and what a checkpoint's model file holds: the average over the ranks,
- * with rank 0's batch-norm statistics, or their average; and puts this rank's own values back. After a
+/* swap_in puts into the model the values that are evaluated and saved in a checkpoint's model file: the average over
+ * the ranks, with rank 0's batch-norm statistics or their average. swap_out puts this rank's own values back. After a
  * synchronisation. Collective; blocks. */
 dsc_status dsc_trainer_swap_in(dsc_trainer *t) DSC_MUST_CHECK;
 dsc_status dsc_trainer_swap_out(dsc_trainer *t) DSC_MUST_CHECK;

@@ -36,7 +36,7 @@ static double last_epoch(const dsc_trainer *t) {
     return o->steps > 0 ? fmin(epochs, (double)o->steps / (double)t->epoch_steps) : epochs;
 }
 
-/* Epochs at which something changes. The first that is not reached is named. */
+/* Warns of epochs at which an option changes something but which the run does not reach; names the first of them. */
 static void check_milestones(const dsc_trainer *t, const char *name, const double *epochs, int count) {
     double end = last_epoch(t);
     for (int i = 0; i < count; i++)

@@ -8,11 +8,11 @@
 /* Logs a warning about this run and writes it to the metrics. Does nothing on other ranks than 0. */
 void dsc_warn(const dsc_trainer *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Before the first step: options that have no effect, milestones that are never reached, data. */
+/* Before the first step: warns of options that have no effect, milestones that are never reached, suspicious data. */
 void dsc_warn_of_start(dsc_trainer *t, const char *resumed);
-/* After a step was collected: a loss that explodes. */
+/* After a step was collected: warns of a loss that explodes. */
 void dsc_warn_of_loss(dsc_trainer *t);
-/* After an evaluation: an accuracy that is that of guessing. */
+/* After an evaluation: warns of an accuracy that is no better than guessing. */
 void dsc_warn_of_accuracy(dsc_trainer *t, const dsc_eval_result *result);
 
 #endif

@@ -3,7 +3,7 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# Open MPI gives the other ranks of a job that has failed a second to end. Here they have nothing left to do.
+# When a job has failed, Open MPI gives the other ranks a second to end. Here they have nothing left to do.
 export OMPI_MCA_odls_base_sigkill_timeout=0
 
 # distances: those of the JSON in stdout, one a line, the start first.
@@ -74,7 +74,7 @@ distances | awk '{ d[NR] = $1 } END { for (i = 1; i < NR; i++) if (!(d[i + 1] < 
 average 3 --graph complete --steps 1 --tolerance 1e-6
 [ "$(value bytes_per_step)" = 8000.0 ] || complain "complete of 3 sends $(value bytes_per_step) bytes"
 
-# Half types on the wire: near the mean, not at it; half the bytes.
+# Messages in 16-bit types: the result is near the mean but not equal, with half the bytes.
 average 2 --wire bf16 --steps 4 --tolerance 0.01
 awk -v d="$(value distance)" 'BEGIN { exit !(d > 0) }' || complain "bf16 averages without rounding"
 [ "$(value bytes_per_step)" = 2000.0 ] || complain "bf16 sends $(value bytes_per_step) bytes"
@@ -101,7 +101,7 @@ job 2 "$descent" average --threads 1 --graph ring --wire bf16 --steps 1 --tolera
 [ "$got" = 1 ] || complain "a missed tolerance: status $got instead of 1"
 [ "$(grep -c '^descent: .*the distance after 1 step is .*, above --tolerance 0' stderr)" = 1 ] || complain "a missed tolerance is not reported once"
 
-# What cannot work.
+# Options that cannot work.
 refused 3 "hypercube" --graph hypercube
 refused 3 "bipartite-linear" --graph bipartite-linear
 refused 2 "peers" --graph exponential --peers 2
@@ -109,7 +109,7 @@ refused 4 "matching" --graph exponential --algorithm push-pull
 refused 2 "rign" --graph rign
 refused 2 "no/such.graph" --graph no/such.graph
 
-# Graph files: one that is not regular, whose weights travel and part; then errors, named with their line.
+# Graph files: one that is not regular, on which push-sum weights differ; then errors, named with their line.
 printf '# a hub\nranks 3\nstep\n0 1 0.25\n0 2 0.25\nstep\n1 0\n2 0 0.75\n' >hub.graph
 average 3 --graph hub.graph --steps 40 --tolerance 1e-5
 [ "$(value regular)" = false ] || complain "the hub counts as regular"

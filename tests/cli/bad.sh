@@ -51,7 +51,8 @@ if have_mpi; then
     done
 fi
 
-# The default allows a thousandth, at least one: the second bad image ends the run, and it goes on where more are allowed.
+# The default allows a thousandth, at least one: the second bad image ends the run, which continues when more are
+# allowed.
 expect 2 "2 of the 48 training images cannot be read, and bad-images allows 1; the first: imagefolder: 'set/train/" \
     "${train[@]}" --batch-size 8 --out more
 has more/metrics.jsonl '"status":"failed"'

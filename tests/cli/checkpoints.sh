@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checkpoints as users meet them: check sums, what they say about themselves, the best one by name, and going back to an intact one.
+# Checkpoints from a user's view: check sums, their description, the best one by name, and going back to an intact one.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -30,7 +30,7 @@ expect 2 "'nowhere' is not the directory of a run" eval --checkpoint nowhere:bes
 expect 0 "done: " "${small[@]}" --epochs 1 --eval-every 0 --out blind
 expect 2 "names no best checkpoint" eval --checkpoint blind:best
 
-# What it says about itself.
+# The description of a checkpoint.
 expect 0 "classes       10: disc, square, diamond" info --checkpoint run
 has stdout "mean          0.5 0.5 0.5"
 has stdout "check sums    of all tensors, and they match"
@@ -47,7 +47,7 @@ if have_mpi; then
     [ "$(grep -c "check sums" stdout)" = 1 ] || complain "info --checkpoint on two ranks prints $(cat stdout)"
 fi
 
-# Damage in the numbers is noticed; an unattended restart goes back to what is intact, on any number of ranks.
+# Damage in the data is noticed; an unattended restart goes back to an intact checkpoint, on any number of ranks.
 expect 0 "done: " "${small[@]}" --epochs 4 --keep 3 --out broken
 cp -r broken torn
 flip broken/checkpoint-32.safetensors

@@ -15,7 +15,7 @@ expect 0 "" completion bash
 cp stdout descent.bash
 bash -n descent.bash || complain "bash cannot read its completion"
 
-# completes WORDS... : the completions of the last word hold the line in $want.
+# completes WORDS... : the completions of the last word contain the line in $want.
 completes() {
     # shellcheck disable=SC1091 # written above
     (

@@ -39,12 +39,13 @@ again --kfac-update-freq 2 --kfac-method inverse --kfac-damping 0.1 --kfac-dampi
 again --consensus osgp --peers-schedule 0:1,3:2 --average-every 2 --slow-momentum 0.5 --distance-every 2 --bn-average --eval-ranks
 again --consensus dpsgd --kfac-update-freq 3 --kfac-scope local --kfac-fisher sampled --on-peer-loss continue
 
-# It is a run's own file: written anew when the run goes on, removed with the run.
+# The file belongs to the run: it is written anew when the run continues, and removed with the run.
 expect 0 "done: " train --config first1/config --steps 5 --out first1 --resume
 has first1/config "steps = 5"
 if grep -q "other options" stdout stderr; then complain "more steps count as another option: $(grep "other options" stdout stderr)"; fi
 
-# What differs from the saved run is reported in one line, also from another directory; what a continuation may change is not.
+# Options that differ from the saved run are reported in one line, also from another directory, except those that may
+# change.
 expect 0 "resumed with other options than the saved run: lr 0.05 instead of 0.1, momentum 0.5 instead of 0.9" \
     train --config first1/config --steps 6 --out first1 --resume --lr 0.05 --momentum 0.5 --keep 5 --eval-every 0 --log-every 2
 expect 0 "done: " train --config first1/config --steps 7 --out first1 --resume # the file is that of the last run

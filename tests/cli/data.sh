@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Data sets as users have them: without a validation split, with other names, with links.
+# Data sets in forms that users have: without a validation split, with other names, with links.
 # shellcheck source=tests/cli/lib.sh
 source "$DESCENT_SOURCE_DIR/tests/cli/lib.sh"
 "$DESCENT_SOURCE_DIR/tests/cli/draw-images" set --splits train=16

@@ -36,7 +36,7 @@ printf 'junk' >junk.safetensors
 echo "0 1 x" >graph
 echo "1 2" >weights
 
-# Refused early, late, and last of all by files that cannot be written.
+# Commands that are refused early, late, or at the very end because files cannot be written.
 both "none/data_batch_1.bin" "${small[@]}" --data cifar10:none
 both "too short for a safetensors file" "${small[@]}" --init "$work/junk.safetensors" --out a/b/c
 both "tensorboard /proc/none/x: cannot make directory" "${small[@]}" --tensorboard /proc/none/x --trace b/trace.json
@@ -69,7 +69,7 @@ expect 0 "done: " train --config printed --out again
 values() { grep '^[a-z]' "$1" | grep -vE '^(out|image-size) = ' | sort; } # a run stores the size that it has found
 diff <(values again/config) <(values printed) || complain "--print-config prints other options than a run stores"
 
-# --dry-run trains nothing and writes nothing, also of a run that goes on, or has nothing left to do.
+# --dry-run trains nothing and writes nothing, also for a run that continues, or has nothing left to do.
 expect 0 "ms per step" "${small[@]}" --epochs 3 --kfac-update-freq 10 --kfac-skip-layers fc1 --dry-run
 has stdout "steps: 4 per epoch, 12 in all"
 has stdout "MB per rank"

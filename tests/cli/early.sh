@@ -27,7 +27,7 @@ expect 0 "done: 4 epochs" "${small[@]}" --lr 0 --patience 3 --out patient --resu
 
 expect 2 "patience 3 with --eval-every 0: there are no evaluations" "${small[@]}" --patience 3 --eval-every 0 --out none
 
-# The count survives a stop: two evaluations, then the other two; more patience goes on.
+# The count survives a stop: two evaluations, then the other two; with more patience the run continues.
 expect 0 "done: 2 epochs" "${small[@]}" --lr 0 --patience 3 --epochs 2 --out parts
 expect 0 "done: 4 epochs" "${small[@]}" --lr 0 --patience 3 --out parts --resume
 expect 0 "done: 6 epochs" "${small[@]}" --lr 0 --patience 5 --out parts --resume

@@ -35,8 +35,8 @@ expect 2 "--ema 1: must be at least 0 and below 1" "${small[@]}" --ema 1
 expect 2 "training cannot continue" "${small[@]}" --ema 0.9 --resume with/checkpoint-32.ema.safetensors --out other
 
 have_mpi || finish
-# Two ranks of half the batch see what one rank sees. With gossip at rate 0 every rank keeps its weights, and so does the
-# average; its weight is that of the steps, so no step is lost.
+# Two ranks of half the batch give what one rank gives. With gossip at rate 0 every rank keeps its weights, and so
+# does the average; the weight of the average is that of all steps, so no step is lost.
 two() {
     local out=$1
     shift

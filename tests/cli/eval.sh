@@ -46,7 +46,7 @@ if have_mpi; then
     python3 check.py one.json three.json || complain "the report depends on the number of ranks"
 fi
 
-# Names that are not UTF-8 do not lose the result.
+# With names that are not UTF-8 the result is still printed.
 odd=$(printf '\377')
 mv a "$odd"
 mv images "images$odd"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Failures in a job of two ranks: one that both have is printed once; a rank that fails alone prints its own and ends the job.
+# Failures in a job of two ranks: a common one is printed once; a rank that fails alone prints its own message and
+# ends the job.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 

@@ -28,7 +28,7 @@ assert r["steepest"] <= r["lowest"] <= r["rises"] and r["suggestion"] <= r["rise
 assert abs(r["suggestion"] - min(math.sqrt(r["steepest"] * r["rises"]), r["rises"] / 4)) < 1e-6 * r["suggestion"]
 EOF
 
-# The rate is that of the step: at rates of next to nothing the loss of the first epoch's batches is that of the start.
+# Each step uses its own rate: at tiny rates the losses of the first epoch's batches are those of the initial model.
 expect 0 '"suggestion": null' find-lr "${small[@]}" --min 1e-12 --max 1e-11 --json
 expect 0 "there is no suggestion" find-lr "${small[@]}" --min 1e-12 --max 1e-11
 # K-FAC, and a configuration as a run writes it.
@@ -36,8 +36,8 @@ expect 0 "" train --model lenet --data synthetic:64 --batch-size 16 --threads 1 
 expect 0 "20 of 20 steps" find-lr --config run/config --steps 20 --max 1e-3 --out none
 expect 0 "20 of 20 steps" find-lr --config run/config --resume run --steps 20 --max 1e-3 --out none
 
-# --resume restores the options of the run, but neither its directory nor its length, of which nothing is left. The test
-# starts from the run's parameters: its first loss is below that of a new model.
+# --resume restores the options of the run, but neither its directory nor its length, since the run is finished. The
+# range test starts from the run's parameters: its first loss is below that of a new model.
 expect 0 "" train --model mlp --data synthetic:64 --batch-size 16 --threads 1 --epochs 20 --lr 0.01 --steps 80 \
     --stop-at top1=100 --patience 50 --out trained
 before=$(find trained -type f | sort | xargs cksum)

@@ -57,7 +57,8 @@ for line in open("b/metrics.jsonl"):
         break')
 [ "$layers" = "fc2 fc3" ] || complain "K-FAC works on '$layers' instead of 'fc2 fc3'"
 
-# The head's rate: with a factor the head goes that many times as far in the first step of plain SGD, the rest as before.
+# The head's rate: with a factor the head moves that many times as far in the first step of plain SGD; the rest is
+# unchanged.
 first=(--steps 1 --momentum 0 --weight-decay 0 --lr 0.01 --init "$old")
 expect 0 "" "${lenet[@]}" "${first[@]}" --out one
 expect 0 "" "${lenet[@]}" "${first[@]}" --head-lr 3 --out three
@@ -75,7 +76,7 @@ size = max(abs(b - a) for a, b in zip(old, one))
 sys.exit(not (size > 1e-5 and worst < 1e-6))
 END
 
-# A head of another size is made anew, as the seed has it, and everything is said.
+# A head of another size is initialised from the seed, and everything is reported.
 cat >drop.py <<'END'
 import json, struct, sys
 source, target, change = sys.argv[1:]
@@ -139,7 +140,7 @@ if have_mpi; then
     has stderr "cannot start from 'gone.safetensors'"
 fi
 
-# What is wrong is refused, and nothing is left behind.
+# Wrong options are refused, and no file is left behind.
 expect 2 "cannot start from 'gone.safetensors'" "${lenet[@]}" --init gone.safetensors --out bad
 head -c 3000 "$old" >torn.safetensors
 expect 2 "torn.safetensors" "${lenet[@]}" --init torn.safetensors --out bad
@@ -154,7 +155,7 @@ expect 2 "--head-lr 2 does not go with --kfac-damping-adapt 3" "${lenet[@]}" --h
     --kfac-damping-adapt 3 --out bad
 printf 'abcd%.0s' {1..200} >text
 
-# Another context: the first positions are taken over, and those that the file does not have are made anew.
+# Another context: the first positions are loaded, and those that the file does not have are initialised.
 gpt=(train --model gpt-mini:layers=1,heads=1,width=8,dropout=0 --data text:text --batch-size 4 --steps 1 --lr 0 --threads 1
     --eval-every 0)
 expect 0 "" "${gpt[@]}" --context 12 --out twelve

@@ -3,7 +3,7 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# Open MPI gives the other ranks of a job that has failed a second to end. Here they have nothing left to do.
+# When a job has failed, Open MPI gives the other ranks a second to end. Here they have nothing left to do.
 export OMPI_MCA_odls_base_sigkill_timeout=0
 
 small=(train --model mlp --data synthetic:256 --batch-size 16 --threads 1 --epochs 2 --log-every 1)
@@ -65,7 +65,7 @@ for scope in global gossip local; do
     has more/metrics.jsonl "\"scope\":\"$scope\""
 done
 
-# What cannot work.
+# Options that cannot work.
 refused 3 "hypercube" --consensus sgp --graph hypercube
 refused 3 "bipartite-exponential" --consensus dpsgd --graph bipartite-exponential
 refused 3 "matching" --consensus dpsgd --graph exponential --peers-per-step 1

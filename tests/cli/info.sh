@@ -65,7 +65,8 @@ grep -qE '^layer4.0.conv2 +conv2d +4608 +512 +0 +0 +0$' stdout || complain "owne
 [ "$(grep -cE '^ +[0-7] +[01] +[0-3] +[0-9.]+ ' stdout)" = 8 ] || complain "8 ranks in the plan"
 awk '/^ +[0-7] +[01] +[0-3] / {sum += $4; if ($3 != $1 % 4 || $2 != int($1 / 4)) bad = 1}
      END {exit bad || sum < 99.99 || sum > 100.01}' stdout || complain "places and shares of the ranks"
-# Everything is kept everywhere with comm-opt: 308 MB of factors, 616 MB of eigenvectors and -values; nothing a step.
+# With comm-opt every rank keeps everything: 308 MB of factors, 616 MB of eigenvectors and -values; plain steps send
+# nothing.
 plan resnet50 --ranks 2 --kfac-strategy comm-opt
 grep -qE '^   1 +1 +0 +[0-9.]+ +307\.8[0-9] +615\.[0-9]+ +307\.8[0-9] +307\.8[0-9] +[0-9.]+ +0\.00$' stdout ||
     complain "load of a rank of two with comm-opt"

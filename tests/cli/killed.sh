@@ -41,7 +41,7 @@ expect 0 "resumed from" "${training[@]}" --out one --resume auto --steps 60
 [ "$(grep -c '"kind":"end"' one/metrics.jsonl)" = 2 ] || complain "the resumed run: not two ends"
 tail -n 1 one/metrics.jsonl | grep -q '"status":"done"' || complain "the resumed run is not done"
 
-# Where nobody has seen it, the run that is resumed completes it: half a line and a lock are left.
+# When the watcher was killed, too, half a line and a lock are left, and the resumed run completes the metrics.
 grep -v '"kind":"end"' one/metrics.jsonl >copy
 printf '{"kind":"step","st' >>copy
 mv copy one/metrics.jsonl

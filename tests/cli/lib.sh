@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034 # variables are used by the scripts
-# What the scripts in this folder share. Sourced.
+# Functions that the scripts in this folder share; to be sourced.
 set -euo pipefail
 descent=$DESCENT_BINARY_DIR/descent
 work=$(mktemp -d)
@@ -27,7 +27,7 @@ expect() {
     fi
 }
 
-# has FILE TEXT: the file holds the fixed text.
+# has FILE TEXT: the file contains the fixed text.
 has() {
     grep -qF -e "$2" "$1" || {
         complain "$1 lacks '$2'"

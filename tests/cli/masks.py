@@ -1,4 +1,4 @@
-"""What masks.sh does with images; needs nothing but Python.
+"""Work on images for masks.sh; needs nothing but Python.
 
 masks.py draw DIR COUNT WIDTH HEIGHT [colours]   noisy bright discs on dark ground, DIR/image/N.png, and where they are (255,
                                                  elsewhere 0), DIR/label/N.png

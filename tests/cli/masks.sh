@@ -75,7 +75,8 @@ images agree plain.json plain.jsonl set/label || complain "predict and eval disa
 expect 2 "crops of 52 x 52 (an image size of 236 less a margin of 92 pixels on each side): choose an image size of at most 224" train "${plain[@]}" --image-size 236 --steps 1 --out none
 expect 2 "the nearest are 188 and 204" train "${plain[@]}" --image-size 190 --steps 1 --out none
 
-# U-Nets of another depth: the sides that they take, their margin, and checkpoints that evaluation and prediction read back.
+# U-Nets of another depth: the sides that they accept, their margin, and checkpoints that evaluation and prediction
+# read back.
 expect 0 "masks:set, 16 images of 28x28x1, 2 classes" train "${small[@]}" --model unet-bn:width=4,depth=2 --image-size 28 --optimizer adam \
     --lr 0.01 --epochs 16 --out shallow
 expect 0 "" eval --checkpoint shallow --threads 1 --json
@@ -114,7 +115,8 @@ expect 0 "" train "${same[@]}" --steps 5 --out parts
 expect 0 "" train --resume parts --steps 8
 cmp whole/checkpoint-8.safetensors parts/checkpoint-8.safetensors || complain "a resumed run differs"
 
-# Masks of the validation images: of their size, with the values of the labels, and as right as eval says.
+# Masks of the validation images: they have the images' size, the values of the labels, and the accuracy that eval
+# reports.
 use=(predict --checkpoint adam --threads 1)
 expect 0 "" "${use[@]}" --masks masks --json "${last[@]}"
 cp stdout one.jsonl
@@ -157,7 +159,7 @@ expect 0 "" predict --checkpoint wide.safetensors --threads 1 --masks wide set/i
 expect 0 "" predict --checkpoint wide.safetensors --threads 1 --masks wide/pieces pieces
 images joined wide/16.png 16 wide/pieces || complain "the mask is not that of its tiles"
 
-# Without names that are values, masks hold the numbers of the classes. Colours are grey to a grey model.
+# Unless the names are values, masks contain the class indices. A grey model converts colours to grey.
 "$edit" adam/checkpoint-64.safetensors nameless.safetensors class_names=
 expect 0 "class 1" predict --checkpoint nameless.safetensors --threads 1 --masks nameless set/image/16.png
 "$edit" adam/checkpoint-64.safetensors named.safetensors 'class_names=["0","disc"]'
@@ -200,7 +202,7 @@ if have_mpi; then
     ranks
 fi
 
-# Nothing is lost: neither masks nor images, also where two have one name; a mask is whole or not there.
+# No mask or image is overwritten, also when two have the same name; a mask is complete or missing.
 expect 2 "'masks/16.png' exists already: choose another folder for masks, or allow it with --overwrite" "${use[@]}" --masks masks set/image
 [ ! -e masks/0.png ] || complain "masks were written beside one that exists"
 expect 2 "the mask of 'bad/16.png' would replace it" "${use[@]}" --masks bad --overwrite bad
@@ -264,7 +266,7 @@ else
     expect 2 "'volume.tif' is a TIFF, which this build cannot read: install libtiff-dev" "${use[@]}" --masks volume volume.tif
 fi
 
-# What is wrong with the data is told, with the file.
+# Errors in the data are reported with the file.
 wrong() {
     expect 2 "$1" train "${unet[@]}" --data masks:wrong --steps 1 --out none
     has stderr "$2"

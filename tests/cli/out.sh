@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The output directory: one run at a time, names that will not do, starts that are refused.
+# The output directory: one run at a time, unusable names, refused starts.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
 small=(train --model mlp --data synthetic:512 --batch-size 64 --threads 1)
 
-# A run at work keeps others out of its directory, whatever they would do there, until it ends, be it by SIGKILL.
+# A running run keeps all others out of its directory until it ends, even by SIGKILL.
 "$descent" "${small[@]}" --epochs 1000000 --eval-every 0 --keep 1 --out live >live.log 2>&1 &
 live=$!
 trap 'kill -KILL $live 2>/dev/null || true; rm -rf "$work"' EXIT

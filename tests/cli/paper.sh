@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The two command lines of the SC'20 program's readme, word for word behind the program's name and --data, on black images:
-# what is added at the end only makes them short.
+# The two command lines of the SC'20 program's readme, word for word after the program's name and --data, on black
+# images; the options added at the end only shorten the runs.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 have_mpi || exit 77

@@ -85,7 +85,7 @@ if have_mpi; then
     [ "$got" = 2 ] || complain "a missing file on two ranks: status $got instead of 2"
 fi
 
-# How images are formed stands in the file, whatever the data are called: predict and eval do as it says.
+# The file says how images are formed, whatever the name of the data: predict and eval follow it.
 edit=$DESCENT_SOURCE_DIR/tests/cli/edit-metadata
 model=a/checkpoint-8.safetensors
 expect 0 "whose shorter side is scaled to 18" info --checkpoint a
@@ -139,7 +139,7 @@ ln -s ../links links/again
 ln -s . links/self
 expect 2 "'links/again' leads back to a folder that it lies in: remove the link" "${use[@]}" links
 
-# What is wrong is refused.
+# Wrong options and files are refused.
 expect 2 "predict needs --checkpoint" predict images
 expect 2 "predict needs images" "${use[@]}"
 expect 2 "cannot read 'gone.png'" "${use[@]}" gone.png

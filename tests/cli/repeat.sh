@@ -21,7 +21,8 @@ diff <(grep -vE '^(out|steps) = ' whole/config) <(grep -vE '^(out|steps) = ' hal
 has half/config "out = half"
 has half/config "nesterov = on"
 
-# A directory that was moved goes on where it is now; a checkpoint of it by name; a file branches off.
+# A run whose directory was moved continues in its new place, also from a named checkpoint; from a file a new run
+# begins.
 mv half moved
 expect 0 "step 12" train --resume moved --epochs 4
 has moved/config "out = moved"
@@ -34,7 +35,8 @@ expect 2 "has no checkpoint of step 7: there are" train --resume moved:7
 expect 0 "options: those of moved/config" train --resume moved/ --epochs 5
 [ "$(head -n 1 stdout)" = "output: moved" ] || complain "a slash at the end: $(head -n 1 stdout)"
 
-# What a continuation depends on beside the weights: the average of weights, mixed images, the split, evaluations without a better one.
+# State beside the weights that a continuation needs: the average of weights, mixed images, the split, the count for
+# --patience.
 more=(--val-split 0.2 --ema 0.9 --mixup 0.4 --random-erasing 0.3 --patience 9 --class-weights balanced --lr-schedule one-cycle --kfac-update-freq 3
     --kfac-skip-layers fc1)
 expect 0 "done: " "${small[@]}" "${more[@]}" --eval-every 1 --epochs 3 --out mixed
@@ -44,14 +46,14 @@ for file in mixed/checkpoint-9.safetensors mixed/checkpoint-9.ema.safetensors; d
     cmp -s "$file" "parts/${file#*/}" || complain "$file is another after a resume"
 done
 
-# The value none takes away what a run had.
+# The value none removes an option that the run had.
 expect 0 "done: " "${small[@]}" --epochs 1 --eval-every 1 --freeze fc1 --stop-at top1=99 --tensorboard --out had
 expect 0 "epochs 2 instead of 1, stop-at none instead of top1=99, tensorboard none instead of auto" \
     train --resume had --epochs 2 --freeze none --stop-at none --tensorboard none
 has stdout "freeze none instead of fc1"
 has had/config "# freeze: none"
 
-# Changes are listed, of options that do not apply any more nothing is left, and what cannot change is refused by name.
+# Changes are listed, options that no longer apply are dropped, and options that cannot change are refused by name.
 expect 0 "done: " "${small[@]}" --epochs 1 --kfac-update-freq 2 --kfac-damping 0.1 --kfac-skip-layers fc1 --out kfac
 expect 0 "resumed with other options than the saved run: momentum 0.5 instead of 0.9" train --resume kfac --epochs 2 --momentum 0.5
 has stdout "but epochs 2 instead of 1"
@@ -67,7 +69,7 @@ echo "no-such-key = 3" >>kfac/config
 expect 2 "kfac/config" train --resume kfac --epochs 9
 rm -r runs
 
-# Directories without a name of their own do not collide: numbers count, and the one with these options is found again.
+# Default output directories do not collide: they are numbered, and the one with these options is found again.
 expect 0 "output: runs/mlp-synthetic-batch-size32-1" "${small[@]}" --epochs 1
 expect 0 "output: runs/mlp-synthetic-batch-size32-2" "${small[@]}" --epochs 1
 expect 0 "output: runs/mlp-synthetic-batch-size32-lr0.05-1" "${small[@]}" --epochs 1 --lr 0.05 --resume auto

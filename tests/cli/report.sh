@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# descent report: what it finds, the status of runs, columns for what differs, CSV, JSON, plots.
+# descent report: finding runs, their status, columns for options that differ, CSV, JSON, plots.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -19,7 +19,7 @@ grep -qE '^runs/b +adam +0.05 +2 +0.02' stdout || complain "wrong options of run
 has stdout "runs/c: diverged: the loss of step"
 awk 'length > 80 && !/^runs\/c: /' stdout | grep . && complain "the table is wider than 80 characters"
 
-# What is no run is passed over; a name that does not exist is refused; nothing but that is an error.
+# Names that are not runs are skipped; a name that does not exist is an error, and so is a list without any run.
 mkdir empty
 expect 0 "passed over 'empty': it has no metrics.jsonl" report runs/a runs/b/config empty --no-plot
 has stderr "passed over 'runs/b/config'"
@@ -39,7 +39,7 @@ expect 2 "cannot read 'runs/none'" report runs/a runs/none
 expect 2 "cannot read '/dev/null/x'" report /dev/null/x
 expect 2 "choose one of them" report runs --csv --json
 
-# The time until a run had an accuracy.
+# The time until a run reached an accuracy.
 expect 0 "to 100 %" report runs/a --target 100 --no-plot
 expect 0 "to 0.1 %" report runs --target 0.1 --no-plot
 grep -qE '^runs/a +done .* [0-9.]+s +[0-9.]+s ' stdout || complain "no time to a target: $(cat stdout)"
@@ -66,7 +66,7 @@ expect 0 "written: link.html" report runs/a --html link.html
 ! grep -q "adam" page.html || complain "the page behind a link is not written"
 ! compgen -G '*.new' >/dev/null || complain "a temporary file stays"
 
-# Other formats, read by others.
+# Other formats, read back by other programs.
 if command -v python3 >/dev/null; then
     "$descent" report runs "$odd" --csv >table.csv || complain "--csv: status $?"
     "$descent" report runs "$odd" --json >table.json || complain "--json: status $?"
@@ -99,7 +99,7 @@ assert c["top1"] is None and "not a number" in c["error"] and a["error"] is None
 PYTHON
 fi
 
-# What each rank does is in `load` lines, of whole epochs and of the last steps, and in the page.
+# The work of each rank is in `load` lines, for whole epochs and for the last steps, and in the page.
 if have_mpi && command -v python3 >/dev/null; then
     for consensus in allreduce adpsgd; do
         job 2 "$descent" "${small[@]}" --batch-size 32 --epochs 2 --steps 11 --log-every 1 --consensus $consensus --out load-$consensus \

@@ -8,7 +8,7 @@ model=gpt-mini:layers=1,heads=2,width=16,dropout=0
 small=(--model $model --data text:text --context 16 --batch-size 8 --optimizer adamw --lr 0.01 --warmup-epochs 0
     --threads 1 --device cpu)
 
-# ranks ARGS...: two of them, which share the machine.
+# ranks ARGS...: runs the program on two ranks, which share the machine.
 ranks() {
     job 2 "$descent" "$@" >stdout 2>stderr </dev/null || {
         complain "two ranks of descent $*: exit status $?"
@@ -49,7 +49,7 @@ expect 0 "" report run --json
 awk -v b="$best" '/"best_loss":/ { gsub(/[^0-9.e-]/, "", $2); found = $2 - b < 1e-9 && b - $2 < 1e-9 } END { exit !found }' stdout ||
     complain "the best loss is $best: $(grep best_loss stdout)"
 
-# Text whose characters have other numbers is refused, though it has as many of them; the same text elsewhere is not.
+# Text with as many characters but other numbers for them is refused; the same text in another place is not.
 LC_ALL=C tr a-z 'b-z{' <text >shifted
 printf 'abc%.0s' {1..200} >abc
 expect 2 "and a vocabulary of $(($(fold -w 1 text | sort -u | wc -l) + 1)), text:abc has sequences of 16 tokens and a vocabulary of 3: use data with" eval --checkpoint run \
@@ -86,8 +86,8 @@ expect 2 "clip layer with tied head input" train "${head[@]}" --steps 2 --kfac-c
 
 expect 2 "cannot change context: it is 32 now, but was 16 in 'whole'" train "${small[@]}" --epochs 2 --out whole --resume auto --context 32
 
-# Evaluation with a shorter context takes the first positions; a longer one there is not, and images have no context.
-# Files of other programs say no more than the shapes of their tables.
+# Evaluation with a shorter context uses the first positions; a longer context is refused, and so is a context for
+# images. Files of other programs only tell the shapes of their tables.
 expect 0 ", 464 tokens" eval --checkpoint run --context 8
 expect 2 "has 16 positions, fewer than the 32 tokens of a sequence: use context 16 or less" eval --checkpoint run --context 32
 expect 2 "image-size 8: model $model is one of sequences: use context" eval --checkpoint run --image-size 8
@@ -245,8 +245,8 @@ expect 2 "1 sequence of tokens:damaged cannot be read" check-data tokens:damaged
 has stdout "vocabulary 50257, 1 of them broken"
 [ "$(grep -c "'damaged': no tokens.json describes it, so its tokens are taken for GPT-2's" stderr)" = 1 ] || complain "$(cat stderr)"
 
-# Text: the same for a seed, another for another; the most probable token by either way to ask for it; longer than the
-# context.
+# Text: the same for the same seed, different for another; the most probable token by both options that ask for it;
+# text longer than the context.
 expect 0 "line" generate --checkpoint run --prompt "line 1" --tokens 60 --seed 3
 cp stdout first
 expect 0 "" generate --checkpoint run --prompt "line 1" --tokens 60 --seed 3
@@ -301,10 +301,10 @@ awk -F '[:,]' '{ v[$1] = $2 } END { f = v["  \"flops_per_s\""]; m = v["  \"mfu\"
     s = 3 * v["  \"flops_per_sample\""] * 4 / v["  \"median_s\""] / f; exit !(m > 0.99 && m < 1.01 && s > 0.999 && s < 1.001) }' stdout ||
     complain "flops_per_s, mfu and peak_flops_per_s do not fit"
 
-# A run that is only tried tells tokens per second, too.
+# A dry run prints tokens per second, too.
 expect 0 " tokens/s, " train "${small[@]}" --dry-run
 
-# What cannot be.
+# Combinations that cannot work.
 for images in lenet resnet20 unet-bn; do
     expect 2 "model $images takes images, but text:text has sequences of tokens: use a model of sequences, such as gpt-mini" \
         train --model $images --data text:text --batch-size 4 --steps 1 --out none

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A rank that stands still: silent.sh MODE. With --peer-timeout the others do not wait for ever, say so, and end the job.
+# A rank that is stopped: silent.sh MODE. With --peer-timeout the others do not wait for ever, report it, and end the
+# job.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 

@@ -58,7 +58,7 @@ ends() {
     wait $job_pid || true # --enable-recovery: 0, whatever ranks return
 }
 
-# went_on RANKS: the metrics tell of the loss and of a good end.
+# went_on RANKS: the metrics report the loss of a rank and a good end.
 went_on() {
     [ "$(lines ranks)" -ge 1 ] || complain "no line of the loss"
     grep '"kind":"ranks"' out/metrics.jsonl | tail -n 1 | grep "\"ranks\":$1,.*\"mass\":$1.0" >/dev/null ||

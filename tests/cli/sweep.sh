@@ -10,7 +10,7 @@ epochs = 2
 device = cpu
 '
 
-# ---- the file ----
+# ---- the sweep file ----
 printf '%slr = grid 0.01 0.02\nweight-decay = log 1e-6 1e-2\nsamples = 2\n' "$fixed" >draw.sweep
 expect 0 "4 runs" sweep draw.sweep --dry-run
 head -n 4 stdout >few
@@ -72,7 +72,7 @@ for run in lr=0.01,seed=1 lr=0.01,seed=2 lr=0.02,seed=1 lr=0.02,seed=2; do
     [ -f "runs/sweep-pair/$run/latest" ] || complain "$run has no checkpoint"
     has "runs/sweep-pair/$run.log" "done: 2 epochs"
 done
-# Again: they are only read.
+# The same command again only reads the finished runs.
 find runs -name metrics.jsonl -exec cksum {} + >before
 expect 0 "4 done" sweep pair.sweep --jobs 2
 ! grep -q started stdout || complain "runs that are done start again"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --tensorboard: every record of the event files decoded and compared with metrics.jsonl, also after a stop and a resumption and
-# with gossip; folders of its own; what is refused.
+# --tensorboard: every record of the event files is decoded and compared with metrics.jsonl, also after a stop and a
+# resumption and with gossip; separate folders; refused options.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 check() { /usr/bin/python3 "$DESCENT_SOURCE_DIR/tests/cli/tensorboard.py" "$@" || complain "event files of $*"; }

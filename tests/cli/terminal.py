@@ -1,4 +1,4 @@
-"""What a training shows on a terminal: terminal.py DESCENT.
+"""The output of a training on a terminal: terminal.py DESCENT.
 
 Runs the program on a pseudo-terminal of several widths. No line may be wider than the terminal, the bar stands there, and colours
 appear on a terminal only and not with NO_COLOR.
@@ -30,7 +30,7 @@ def complain(text):
 
 
 def run(columns, environment, arguments=()):
-    """What the program writes to a terminal of so many columns."""
+    """The output of the program on a terminal with this number of columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     variables = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a training shows: on terminals of several widths, through pipes, and under the launcher, which gives the ranks a terminal as
-# standard output that is none.
+# The output of a training: on terminals of several widths, through pipes, and under the launcher, which gives the
+# ranks a pseudo-terminal as standard output, although its own output is no terminal.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -8,7 +8,7 @@ python3 "$DESCENT_SOURCE_DIR/tests/cli/terminal.py" "$descent" || failures=1
 
 training=(train --model mlp --data synthetic:2048 --batch-size 8 --threads 1 --lr 0.01 --eval-every 0 --epochs 2 --checkpoint-every=-1)
 
-# Through a pipe: a line as often as is asked for.
+# Through a pipe: a line as often as requested.
 "$descent" "${training[@]}" --out pipe --progress-every 0.01 2>stderr | cat >stdout
 [ ! -s stderr ] || complain "a run writes to stderr: $(head -n 3 stderr)"
 [ "$(grep -cE '^epoch [12]/2, step [0-9]+/256: loss [0-9.]+, [0-9]+ images/s, .*s left(, mfu [0-9.]+ %)?$' stdout)" -ge 2 ] || complain "no lines about steps"

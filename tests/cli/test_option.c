@@ -1,4 +1,4 @@
-/* Option tables: command lines, configuration files, texts for people. */
+/* Option tables: command lines, configuration files, values as text for people. */
 #include "test.h"
 
 #include "base/memory.h"

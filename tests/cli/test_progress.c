@@ -1,4 +1,4 @@
-/* What a training shows while it goes on, where there is no terminal. */
+/* The output of a training while it runs, without a terminal. */
 #include "test.h"
 
 #include "cli/progress_bar.h"
@@ -57,7 +57,7 @@ static void test_epoch_with_evaluation(void **state) {
     stop(&progress, "epoch  4/10: loss 1.2500, val 1.5000, top-1 62.50 %, 500 images/s, 0.0s\n");
 }
 
-/* Without one the epoch is printed when the next event comes, or at the end. */
+/* An epoch without an evaluation is printed when the next event comes, or at the end. */
 static void test_epoch_alone(void **state) {
     (void)state;
     dsc_cli_progress progress;
@@ -79,7 +79,7 @@ static void test_evaluation_alone(void **state) {
          "validation at step 40: loss 1.5000, top-1 62.50 %, top-5 96.88 %\nout/checkpoint-40.safetensors\n");
 }
 
-/* Of pixels the share of wrong ones is printed, also where there is little room. */
+/* For models of pixels the share of wrong pixels is printed, also in a short line. */
 static void test_pixels(void **state) {
     (void)state;
     dsc_cli_progress progress;
@@ -143,7 +143,7 @@ static void test_width(void **state) {
                     "epoch 999/1000: loss 1.00e+30, val 2.00e+30, top-1 100.00 %, 0.0s\n");
 }
 
-/* The utilisation comes last, where there is room for it. */
+/* The utilisation is the last part of the line, if it fits. */
 static void test_utilisation(void **state) {
     (void)state;
     dsc_cli_progress progress;

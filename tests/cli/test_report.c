@@ -85,7 +85,7 @@ static void test_runlog_resumed(void **state) {
     assert_ok(read_text(text, (size_t)length, &log));
     assert_int_equal(log->ranks, 4);
     assert_int_equal(log->tables[DSC_RUNLOG_EVALS].rows, 2);
-    assert_string_equal(log->status, ""); /* it goes on */
+    assert_string_equal(log->status, ""); /* the run has not ended */
     assert_true(log->top1 == 62.5 && log->best_top1 == 62.5 && log->loss == 1.0);
     dsc_runlog_destroy(&log);
 }
@@ -114,7 +114,7 @@ static void test_runlog_ema_and_target(void **state) {
     dsc_runlog_destroy(&log);
 }
 
-/* A line `run` that continues from step 14 forgets what came after it; steps have fractions of epochs. */
+/* A `run` line that continues from step 14 drops the lines of later steps; steps have fractions of epochs. */
 static void test_runlog_from_checkpoint(void **state) {
     (void)state;
     char text[4096];
@@ -261,7 +261,7 @@ static json_t *page_data(dsc_runlog *log) {
     return data;
 }
 
-/* What each rank did; a run that is resumed on another number of ranks begins anew. */
+/* The tables of ranks; they start anew when a run is resumed on another number of ranks. */
 static void test_runlog_ranks(void **state) {
     (void)state;
     static const char text[] = "{\"kind\":\"run\",\"ranks\":2,\"step\":0}\n"
@@ -283,7 +283,7 @@ static void test_runlog_ranks(void **state) {
     dsc_runlog_destroy(&log);
 }
 
-/* Everything that can be made of a run. */
+/* Produces every form of output of a run. */
 static void show_run(dsc_runlog *log, FILE *sink) {
     const dsc_report_runs runs = {.logs = &log, .count = 1};
     assert_ok(dsc_report_plot(sink, &log, 1, DSC_REPORT_TOP1, DSC_REPORT_EPOCH));
@@ -332,7 +332,7 @@ static void test_runlog_fuzz(void **state) {
 
 /* ---- the page ---- */
 
-/* What is in the page: numbers as they were, and texts that cannot end the script. */
+/* The data in the page: numbers are unchanged, and no text can end the script. */
 static void test_page(void **state) {
     (void)state;
     char text[4096];

@@ -70,7 +70,7 @@ static void test_model_keys(void **state) {
     dsc_sweep_plan_free(&plan);
 }
 
-/* A name that is no file's name, or too long, ends with a hash; without anything that varies there is one run. */
+/* A name that is not usable for a file, or too long, ends with a hash; if nothing varies there is one run. */
 static void test_names(void **state) {
     (void)state;
     dsc_sweep_plan plan;

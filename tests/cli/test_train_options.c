@@ -1,4 +1,4 @@
-/* What descent train makes of the options of gossip: the schedule of peers, what fits together, and damaged
+/* How descent train reads the options of gossip: the schedule of peers, combinations that are refused, and damaged
  * configurations. */
 #include "test.h"
 
@@ -23,7 +23,7 @@ static dsc_status configure_text(const char *text, dsc_cli_train_values *v) {
     return configure(text, strlen(text), v);
 }
 
-/* Nothing given: what the library sets, and all-reduce. */
+/* Without any options: the library's defaults, and all-reduce. */
 static void test_defaults(void **state) {
     (void)state;
     dsc_cli_train_values v;
@@ -123,8 +123,7 @@ static void test_schedules(void **state) {
                  dsc_option_set_value(dsc_train_option_table(), &o, "peers-schedule", many));
 }
 
-/* Each option of gossip with each way of agreeing: taken where it belongs, refused with both names elsewhere.
- */
+/* Each option of gossip with each algorithm: accepted where it belongs, else refused with both names. */
 static void test_fits(void **state) {
     (void)state;
     static const char *const kinds[] = {"allreduce", "sgp", "osgp", "dpsgd", "adpsgd"};

@@ -1,6 +1,6 @@
 descent_test(cli_option SOURCES cli/test_option.c ROOMS base)
 
-# The program's own main() is in the room, so a test of its parts takes the files it needs.
+# A test of parts of the program lists the source files it needs, because the program's main() must not be linked.
 set(cli ${PROJECT_SOURCE_DIR}/src/cli)
 descent_test(cli_report SOURCES cli/test_report.c ${cli}/runlog.c ${cli}/report_columns.c ${cli}/report_table.c
              ${cli}/report_plot.c ${cli}/report_html.c ${cli}/plot.c ${cli}/terminal.c ${cli}/support.c ${cli}/json_out.c ${cli}/text.c ROOMS train)

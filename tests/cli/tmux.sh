@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a user sees in a terminal: tmux keeps the screen. The bar is one line that is drawn again in its place, in 80 and in 50 columns;
-# Ctrl-C takes it away and leaves the message; under the launcher there are lines instead of a bar.
+# What a user sees in a terminal, whose screen tmux keeps. The bar is one line that is redrawn in its place, in 80 and
+# in 50 columns; Ctrl-C removes it and leaves the message; under the launcher there are lines instead of a bar.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -13,7 +13,8 @@ trap 'terminal kill-server 2>/dev/null; rm -rf "$work"' EXIT
 socket=0
 terminal() { tmux -S "$work/socket$socket" -f /dev/null "$@"; }
 
-# start COLUMNS COMMAND: a terminal of so many columns, in which a shell runs the command and prints its status.
+# start COLUMNS COMMAND: a terminal with this number of columns, in which a shell runs the command and prints its
+# status.
 start() {
     terminal kill-server 2>/dev/null || true
     socket=$((socket + 1)) # the server of the old one may still be ending

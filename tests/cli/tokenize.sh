@@ -39,7 +39,7 @@ done
 [ "$(stat -c %s llm.c/train.bin)" = $(($(stat -c %s long1/train.bin) + 1024)) ] || complain "llm.c: wrong size"
 expect 0 "" tokenize --decode llm.c/val.bin "${bpe[@]}"
 
-# A reader that has enough ends the output, which is no failure; a full disk is one.
+# A reader that closes the pipe early ends the output, which is no failure; a full disk is one.
 status=0
 "$descent" tokenize --decode long1/train.bin 2>stderr | head -c 5 >/dev/null || status=$?
 [ "$status" = 0 ] && [ ! -s stderr ] || complain "a closed pipe: status $status, $(cat stderr)"
@@ -49,12 +49,12 @@ status=0
 has stderr "cannot write to the standard output: "
 grep -q Success stderr && complain "a full disk: $(cat stderr)"
 
-# What is not text at all comes back, too.
+# Bytes that are not text are restored exactly, too.
 head -c 300000 "$descent" >binary
 expect 0 "" tokenize "${bpe[@]}" --val-split 0 --out binaries binary
 "$descent" tokenize --decode binaries/train.bin | cmp - binary || complain "bytes that are not UTF-8 are lost"
 
-# Files that are there are kept, unless --overwrite is given; a failure leaves nothing.
+# Existing files are kept, unless --overwrite is given; a failure leaves no new file.
 cp chars/train.bin kept
 expect 2 "'chars' has a train.bin already" tokenize --out chars books
 cmp chars/train.bin kept || complain "a refused command changes files"

@@ -6,7 +6,7 @@
 check() { python3 "$DESCENT_SOURCE_DIR/tests/cli/trace.py" "$@" || complain "trace of $*"; }
 small=(train --model mlp --data synthetic:256 --batch-size 64 --threads 1)
 
-# What is refused leaves files as they are.
+# Refused commands leave files as they are.
 echo precious >notes.txt
 expect 2 "'notes.txt' is there and is no trace" "${small[@]}" --steps 1 --out none --trace notes.txt
 [ "$(cat notes.txt)" = precious ] || complain "a file that is no trace was overwritten"

@@ -27,7 +27,7 @@ for line in open("a/metrics.jsonl"):
 PYTHON
 has a/metrics.jsonl '"kind":"end"'
 
-# A run in the way is refused, and nothing of it is lost.
+# An output directory that has a run is refused, and no file of that run is lost.
 cp -r a before
 expect 2 "--resume auto" "${small[@]}" --epochs 2 --out a
 has stderr "--overwrite"
@@ -39,7 +39,7 @@ has stdout "top-1 accuracy on the validation set"
 expect 0 "done: 1 epoch, 8 steps" "${small[@]}" --epochs 1 --out a --overwrite
 [ ! -e a/checkpoint-16.safetensors ] || complain "--overwrite leaves a checkpoint of the old run"
 
-# A run that ended before its first checkpoint: what it has written stays.
+# A run that ended before its first checkpoint: the files it has written stay.
 mkdir early
 echo '{"kind":"run"}' >early/metrics.jsonl
 expect 0 "no checkpoint in 'early': starts anew" "${small[@]}" --steps 1 --eval-every 0 --out early --resume auto
@@ -71,13 +71,13 @@ for text in '"name":"lamb"' '"lr_schedule":"cosine"' '"lr_scaling":"none"' '"all
     has b/metrics.jsonl "$text"
 done
 
-# What is written is what is used.
+# The options in the metrics are those that were used.
 expect 0 "" "${small[@]}" --steps 1 --eval-every 0 --overwrite --out b --optimizer adam --seed 18446744073709551615
 for text in '"seed":"18446744073709551615"' '"eps":null' '"image_size":32'; do
     has b/metrics.jsonl "$text"
 done
 
-# K-FAC, as the paper's command line asks for it, and with every other option.
+# K-FAC with the options of the paper's command line, and with every other option.
 kfac=(train --model lenet --data synthetic:64 --batch-size 16 --threads 1 --epochs 2 --eval-every 0)
 expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out k --lr 0.1 --kfac-update-freq 3 --lr-decay 35 75 90
 [ "$(grep -c '"kind":"kfac"' k/metrics.jsonl)" = 3 ] || complain "$(grep -c '"kind":"kfac"' k/metrics.jsonl) kfac lines"
@@ -119,7 +119,7 @@ if have_mpi; then
     grep -q '"kind":"kfac".*"sent":{[^}]*"preconditioned":[1-9]' k2/metrics.jsonl || complain "mem-opt sends no gradients"
 fi
 
-# Evaluation of a checkpoint gives what the run said.
+# Evaluation of a checkpoint gives the result that the run reported.
 expect 0 "images: loss " eval --checkpoint a --data synthetic:512 --threads 1
 expect 0 '"top1": ' eval --checkpoint a/checkpoint-8.safetensors --data synthetic:512 --threads 1 --json
 said=$(sed -n 's/.*"kind":"eval".*"top1":\([0-9.]*\).*/\1/p' a/metrics.jsonl | tail -n 1)

@@ -53,7 +53,7 @@ expect 0 "" average --help
 tr '\n' ' ' <stdout | tr -s ' ' >flat
 has flat "(default exponential; push-pull: bipartite-exponential, on an odd number of ranks base-2)"
 
-# Wrong uses: ARGUMENTS | what the message must hold.
+# Wrong uses: ARGUMENTS | text that the message must contain.
 while IFS='|' read -r arguments text; do
     [ -n "$arguments" ] || continue
     # shellcheck disable=SC2086 # the arguments are several words
@@ -241,14 +241,14 @@ fi
 printf 'kfac-damping = 0.1\nkfac-update-freq = 10\n' >kfac.conf
 expect 0 "done" train --config kfac.conf --kfac-update-freq 0 --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none
 
-# Layers to skip that there are not.
+# Layers to skip that do not exist.
 one=(train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --eval-every 0 --out none --kfac-update-freq 1)
 expect 0 "warning: K-FAC layers to skip: 'nolayer' is found in no layer's name or kind" "${one[@]}" --kfac-skip-layers "fc1 nolayer"
 expect 0 "warning: K-FAC layers to skip: all layers are skipped" "${one[@]}" --kfac-skip-layers linear
 expect 0 "" "${one[@]}" --kfac-skip-layers fc1
 [ ! -s stderr ] || complain "layers to skip that are there: $(cat stderr)"
 
-# A place in the source only when it is asked for.
+# The place in the source where an error arose is printed only with --verbose.
 expect 2 "" train --model resnet33
 ! grep -q 'src/.*:[0-9]' stderr || complain "a trace is printed without --verbose"
 expect 2 "src/" train --model resnet33 --verbose

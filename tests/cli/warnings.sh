@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs that look wrong although nothing fails: each warning once, with its remedy, in the log and in the metrics. And command lines
-# that cannot be meant.
+# that are probably mistakes.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -73,7 +73,7 @@ expect 0 "" "${folder[@]}" --out none --eval-every 0
 expect 0 "warning: 5 files in 'set/train' were passed over" "${folder[@]}" --out none --val-split 0.25
 [ "$(wc -l <stderr)" = 1 ] || complain "a part of an image folder: not one warning: $(cat stderr)"
 
-# Command lines that cannot be meant. ARGUMENTS | what the message must hold.
+# Command lines that are probably mistakes. ARGUMENTS | text that the message must contain.
 while IFS='|' read -r arguments text; do
     # shellcheck disable=SC2086 # the arguments are several words
     expect 2 "$(sed 's/^ *//; s/ *$//' <<<"$text")" $arguments
@@ -93,7 +93,7 @@ expect 0 "warning: kfac-embeddings has no effect: model lenet has no embeddings"
 has stderr "warning: kfac-sharing reduce has no effect: model lenet has no linear layers on sequences"
 expect 0 "warning: --kfac-grad-worker-fraction 0 has no effect" info --model lenet --kfac-grad-worker-fraction 0
 
-# A run that ends with numbers that are none.
+# A run that ends with values that are not finite.
 expect 0 "result: training loss 2.4" train --model lenet --data synthetic:64 --batch-size 64 --steps 1 --lr 1e30 --threads 1 --out none
 has stdout ", validation loss not finite (best none)"
 ! grep -q "nan" stdout || complain "a loss that is not finite: $(cat stdout)"

@@ -15,7 +15,7 @@ typedef struct test_image {
     uint8_t *pixels; /* [h, w, channels] */
 } test_image;
 
-/* A JPEG of pixels[h,w,channels] (1, 3 or 4). Returns its size; out holds `room` bytes. */
+/* A JPEG of pixels[h,w,channels] (1, 3 or 4). Returns its size; `out` has `room` bytes. */
 size_t test_jpeg(const test_image *image, test_colours colours, int adobe_marker, int progressive,
                  size_t room, uint8_t *out);
 
@@ -30,9 +30,9 @@ typedef enum test_png_kind {
     TEST_PNG_KINDS
 } test_png_kind;
 
-/* A PNG of the kind. pixels as the kind stores them: RGB16 two bytes a value, big end first; PALETTE one
- * index a pixel, colour i being (i, 255 - i, 2 i mod 256), with transparency; GREY1 one byte a pixel, 0 or 1.
- */
+/* A PNG of the kind. `pixels` are as the kind stores them: RGB16 has two bytes per value, the high byte first;
+ * PALETTE one index per pixel, colour i being (i, 255 - i, 2 i mod 256), with transparency; GREY1 one byte per pixel,
+ * 0 or 1. */
 size_t test_png(const test_image *image, test_png_kind kind, int interlaced, size_t room, uint8_t *out);
 
 /* An uncompressed TIFF of grey pages, pixels[pages,h,w] of 8 or 16 bits, the low byte first; needs no library. Returns

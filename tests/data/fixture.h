@@ -18,7 +18,7 @@ void test_write_gz(const char *folder, const char *name, const void *data, size_
 /* "kind:folder" */
 void test_spec(const char *kind, const char *folder, char spec[TEST_PATH + 32]);
 
-/* An IDX file: dims dimensions, the elements counting up from `first`, modulo `modulo`. Returns its size. */
+/* An IDX file of `dims` dimensions, whose elements count up from `first`, modulo `modulo`. Returns its size. */
 size_t test_idx(int dims, const uint32_t *dim, int first, int modulo, uint8_t *out);
 /* `count` CIFAR records, label_bytes labels each: labels i % classes, pixels from a fixed formula. */
 size_t test_cifar(int count, int label_bytes, int classes, uint8_t *out);

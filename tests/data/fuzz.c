@@ -37,7 +37,7 @@ static void check(dsc_status status) {
         assert_true(strlen(dsc_error_message()) > 10);
 }
 
-/* Opens a set, and looks at all its samples where that works. */
+/* Opens a set and, if that works, reads all its samples. */
 static int try_set(const char *spec, dsc_split split, int64_t image_size) {
     dsc_data_options options;
     dsc_data_options_init(&options);
@@ -250,9 +250,7 @@ static void mutate_name(dsc_rng *rng, const char *name, char *out, size_t room) 
             *p = '_';
 }
 
-/* A small set in which each time one more file, folder or link of a broken name lies about, or a file is
- * broken.
- */
+/* A small set to which each time a file, folder or link with a broken name is added, or in which a file is broken. */
 static void test_listing(void **state) {
     (void)state;
     char folder[TEST_PATH], spec[TEST_PATH + 32], name[256], path[2 * TEST_PATH];

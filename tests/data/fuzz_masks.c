@@ -27,7 +27,7 @@ static void write_broken(const char *name, const uint8_t *contents, size_t size,
     test_write(folder, name, broken, choice <= 1 ? dsc_rng_below(&rng, (uint32_t)size + 1) : size);
 }
 
-/* Opens a split and looks at all samples. Returns 1 where that works. */
+/* Opens a split and reads all samples. Returns 1 if that works. */
 static int try_set(const char *spec, dsc_split split) {
     dsc_data_options o;
     dsc_dataset *set = NULL;
@@ -80,7 +80,7 @@ static int try_pages(const char *name) {
     return status == DSC_OK;
 }
 
-/* Breaks one of two files after the other. */
+/* Breaks one of the two files, by turns. */
 static void fuzz(const char *const names[2], uint8_t contents[2][ROOM], const size_t sizes[2],
                  uint32_t stream) {
     char spec[TEST_PATH + 32];

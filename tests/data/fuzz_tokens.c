@@ -37,7 +37,7 @@ static int check(dsc_status status) {
     return status == DSC_OK;
 }
 
-/* A tokenizer of whatever files still gives every text back. */
+/* A tokenizer that is read from broken files must still give back every text. */
 static int try_tokenizer(void) {
     static const uint8_t text[] =
         "hello world, aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa \xD0\xBF\xF0\x9F\x98\x80 12\xFF";
@@ -98,7 +98,7 @@ static void try_set(int64_t vocabulary) {
     }
 }
 
-/* Opens and reads all of a file. */
+/* Opens a file of tokens and reads all of it. */
 static int try_file(int wide, int64_t vocabulary) {
     dsc_token_file_options o;
     dsc_token_file *f = NULL;

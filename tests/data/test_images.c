@@ -99,7 +99,7 @@ static void check_written(const char *path, const uint8_t *pixels, int64_t h, in
     dsc_bytes_free(&out);
 }
 
-/* What is written is read again; a disk that becomes full, and memory, leave no part of a file. */
+/* Written images are read back; a full disk, or a failing allocation, leaves no part of a file. */
 static void test_png_written(void **state) {
     (void)state;
     static const int64_t sizes[][2] = {{1, 1}, {11, 13}, {1, 300}, {300, 1}, {64, 64}};
@@ -176,7 +176,7 @@ static void test_jpeg_kinds(void **state) {
 #endif
 
 #ifdef DSC_HAVE_JPEG
-/* More than 20,000 pixels a side: decoded at half of the size, whatever was asked for. */
+/* An image of more than 20,000 pixels per side is decoded at half its size, whatever was asked for. */
 static void test_large_jpeg(void **state) {
     (void)state;
     enum { HIGH = 20016, WIDE = 16 };
@@ -436,7 +436,7 @@ static void test_folder_listing(void **state) {
     test_remove(folder);
 }
 
-/* Training against the same steps done by hand: the box, the resampling, the flip. */
+/* Compares training samples with the same steps done explicitly: the box, the resampling, the flip. */
 static void test_folder_training(void **state) {
     (void)state;
     enum { S = 12 };

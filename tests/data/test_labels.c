@@ -250,7 +250,7 @@ static void test_loaders(void **state) {
     }
 }
 
-/* A file that cannot be read: no label in any place where rows are kept, all labels of another sample where not. */
+/* A sample that cannot be read has no labels when its row is kept, and else all labels of another sample. */
 static void test_bad_rows(void **state) {
     (void)state;
     dsc_dataset *set = broken_set();

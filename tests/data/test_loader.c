@@ -43,7 +43,7 @@ static void *contents(const dsc_tensor *t) {
     return host;
 }
 
-/* To the bit; a GPU makes a pixel by itself, in one rounding less. */
+/* Compares a sample exactly; on a GPU, which computes pixels itself with one rounding less, up to rounding. */
 static void check_sample(const float *got, const float *wanted) {
     if (dsc_device_is_host(device)) {
         assert_memory_equal(got, wanted, SAMPLE * sizeof *got);
@@ -104,8 +104,8 @@ static void check_batch(const dsc_dataset *set, const dsc_loader_options *o, con
     free(labels);
 }
 
-/* p = 1..5 ranks and 1 or 4 threads give the samples that the data set and the permutation define, bit by
- * bit: with that they are independent of both. */
+/* p = 1..5 ranks and 1 or 4 threads give the samples that the data set and the permutation define, bit by bit, and so
+ * depend neither on ranks nor on threads. */
 static void test_batches(void **state) {
     (void)state;
     dsc_dataset *set = open_set("synthetic:53");
@@ -269,8 +269,8 @@ static void test_destroy_at_any_moment(void **state) {
     dsc_dataset_close(&set);
 }
 
-/* What fails in a thread comes out of next, with the thread's message: the first row's, if several fail; and
- * again until somebody seeks elsewhere. */
+/* dsc_loader_next fails with the status and message of a thread's failure, that of the first row if several fail; and
+ * again until the caller seeks elsewhere. */
 static void test_errors_in_threads(void **state) {
     (void)state;
     char folder[TEST_PATH], spec[TEST_PATH + 32];
@@ -360,8 +360,8 @@ static void write_folder(char folder[TEST_PATH], char spec[TEST_PATH + 32], cons
     test_spec("imagefolder", folder, spec);
 }
 
-/* What one epoch of all ranks holds, in the order of the permutation: a pixel and the label of every sample,
- * and the samples that were reported as bad. */
+/* The contents of one epoch of all ranks, in the order of the permutation: a pixel and the label of every sample, and
+ * the samples that were reported as bad. */
 typedef struct epoch_seen {
     float pixel[FEW];
     int32_t label[FEW];
@@ -461,8 +461,8 @@ static int see_shares(const dsc_dataset *set, dsc_loader_options o, float shares
     return reports;
 }
 
-/* A sample that others are mixed with and that cannot be read is left out of them, alike on any number of ranks and
- * threads, and reported once. One that the end of the epoch leaves out is not needed for any row. */
+/* A sample that cannot be read is left out of the mixtures of others, in the same way on any number of ranks and
+ * threads, and reported once. A sample that the end of the epoch leaves out is not mixed into any row. */
 static void test_bad_partners(void **state) {
     (void)state;
     static const int bad[] = {13}, cases[][3] = {{1, 20, 1}, {1, 20, 4}, {2, 10, 2}, {4, 5, 1}};
@@ -501,7 +501,7 @@ static void test_bad_partners(void **state) {
     test_remove(folder);
 }
 
-/* A seek back drops the reports of batches that were prepared ahead, and those of earlier ones come again. */
+/* A seek back drops the reports of batches that were prepared ahead; those of earlier batches are repeated. */
 static void test_bad_samples_after_seek(void **state) {
     (void)state;
     static const int bad[] = {1, 9};

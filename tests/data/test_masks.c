@@ -189,7 +189,7 @@ static void test_splits(void **state) {
     dsc_dataset_close(&val);
 }
 
-/* Where pixel (i, j) of a crop comes from when it is mirrored and then turned by `turns` quarters. */
+/* The source of pixel (i, j) of a crop that is mirrored and then turned by `turns` quarters. */
 static int64_t source_of(int i, int j, int turns, int flip, int top, int left) {
     for (int t = 0; t < turns; t++) { /* one turn counter-clockwise: row j of the last column */
         int row = j, column = SIDE - 1 - i;
@@ -286,7 +286,7 @@ static void test_crops(void **state) {
 
 enum { MARGIN = 5, WHOLE = SIDE + 2 * MARGIN };
 
-/* The pixel of an image that a place beyond its borders mirrors, one step after the other. */
+/* The pixel of an image that a position beyond its borders mirrors, found step by step. */
 static int reflect(int i, int n) {
     while (i < 0 || i >= n)
         i = i < 0 ? -i : 2 * (n - 1) - i;
@@ -445,7 +445,7 @@ static void test_deformation(void **state) {
     }
 }
 
-/* Far beyond the border the image comes back, mirrored without repeating its border. */
+/* Far beyond the border the image repeats, mirrored without repeating its border. */
 static void test_mirrored(void **state) {
     (void)state;
     static float x[PIXELS];
@@ -526,7 +526,7 @@ static void keep_log(void *context, dsc_log_level level, const char *text) {
     logs++;
 }
 
-/* Opens both splits, and looks for a single warning with these texts; NULL: for none. */
+/* Opens both splits and expects a single warning with these texts; NULL: no warning. */
 static void check_warning(const char *name, const char *text, const char *other) {
     const dsc_data_options o = options_of(0);
     logs = 0;
@@ -649,7 +649,7 @@ static void test_deep_labels(void **state) {
     dsc_dataset_close(&set);
 }
 
-/* One image in colours makes all of them such; sizes may differ where crops are taken. */
+/* One image in colours makes all samples colour images; sizes may differ when crops are taken. */
 static void test_colour_images(void **state) {
     (void)state;
     dsc_dataset *set = NULL;

@@ -1,4 +1,4 @@
-/* Mixup, CutMix, erasing and RandAugment: samples from which one can read back what they were made of. */
+/* Mixup, CutMix, erasing and RandAugment, on samples whose values show what they were made of. */
 #include "base/rng.h"
 #include "data/mix.h"
 #include "descent/descent.h"
@@ -114,7 +114,7 @@ static void test_mixup(void **state) {
     assert_true(moved > COUNT);
 }
 
-/* The other's pixels are a rectangle, whose part of the area is the share exactly. */
+/* Checks that the other sample's pixels are a rectangle, whose part of the area is exactly the share. */
 static void check_cut(const rows *r, int i) {
     int top = SIDE, left = SIDE, bottom = -1, right = -1, count = 0;
     const float own = (float)(r->label[i] + 1), other = (float)(r->other[i] + 1);

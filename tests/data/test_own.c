@@ -1,5 +1,5 @@
-/* Data sets of the caller's own: from memory, from a callback, and registered under a name; with loaders of
- * several threads. Through the public header only, save for counting allocations. */
+/* Data sets that a program makes itself: from memory, from a callback, and registered under a name; with loaders of
+ * several threads. Uses the public headers only, except to count allocations. */
 #include "chosen.h"
 
 #include "base/memory.h"
@@ -115,7 +115,7 @@ static void test_bytes(void **state) {
     close_set(&normal);
 }
 
-/* Whether x is the image `index`, moved by (dy, dx) and mirrored. */
+/* 1 when x is the image `index`, moved by (dy, dx) and mirrored if `flip`. */
 static int is_moved(const float *x, int index, int dy, int dx, int flip) {
     for (int i = 0; i < H; i++)
         for (int j = 0; j < W; j++)

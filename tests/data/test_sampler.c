@@ -182,9 +182,9 @@ static void test_in_order(void **state) {
     dsc_sampler_free(&s);
 }
 
-/* Groups of 30, 1, 40 and 32 samples, shuffled among every 20: all are there once; two neighbours in the order are
- * of groups that follow each other in the order of the groups; nearly all places change; and ranks and seeks see the
- * same order. */
+/* Groups of 30, 1, 40 and 32 samples, shuffled within buffers of 20: every sample occurs once; neighbours in the order
+ * come from groups that follow each other in the order of the groups; nearly all samples move; and ranks and seeks see
+ * the same order. */
 static void test_groups(void **state) {
     (void)state;
     static const int64_t start[] = {0, 30, 31, 71, COUNT};

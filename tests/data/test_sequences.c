@@ -1,4 +1,4 @@
-/* Sequences of tokens: which windows of a text are samples, their labels, and the loaders of them. */
+/* Sequences of tokens: the windows of a text that are samples, their labels, and loaders of them. */
 #include "chosen.h"
 
 #include "base/error.h"
@@ -363,7 +363,7 @@ static void test_one_character(void **state) {
     dsc_dataset_close(&set);
 }
 
-/* Without its vocabulary a folder of tokens is not taken for one that nothing describes. */
+/* A folder of tokens whose vocabulary is missing is an error, unlike a folder without a description. */
 static void test_lost_vocabulary(void **state) {
     (void)state;
     static const char *const names[] = {"merges.txt", "vocab.json"};
@@ -383,7 +383,7 @@ static void test_lost_vocabulary(void **state) {
     assert_null(set);
 }
 
-/* Token numbers that are not in the vocabulary: of files without a description it is GPT-2's, or as the caller says. */
+/* Token numbers that are not in the vocabulary, which for files without a description is GPT-2's or the caller's. */
 static void test_bad_tokens(void **state) {
     (void)state;
     enum { N = 200, BAD = 123 };
@@ -531,7 +531,7 @@ static void check_batch(const dsc_dataset *set, const dsc_loader_options *o, con
     }
 }
 
-/* One to three ranks with one or four threads: each window once an epoch, whatever rank gets it. */
+/* With one to three ranks and one or four threads, each window occurs once an epoch, on some rank. */
 static void test_loaders(void **state) {
     (void)state;
     dsc_data_options data = options_of(CONTEXT);

@@ -140,7 +140,7 @@ static void test_names(void **state) {
     test_remove(folder);
 }
 
-/* The words that make a shard one for validation. */
+/* The words in a name that make a shard one of the validation split. */
 static void test_splits(void **state) {
     (void)state;
     static const struct {

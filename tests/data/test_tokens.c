@@ -141,7 +141,8 @@ static void test_bpe(void **state) {
     assert_null(dsc_tokenizer_token(bpe, -1, &bytes));
 }
 
-/* Any bytes come back; text that is cut where that is allowed has the same tokens; so it has without the cache. */
+/* Any bytes are decoded to themselves; text that is cut where that is allowed has the same tokens, with and without the
+ * cache. */
 static void test_round_trip(void **state) {
     (void)state;
     static const char letters[] = "aabb hello  \n\n'll12\xD0\xBF\xF0\x9F\x98\x80\xE3\x80\x80";
@@ -410,8 +411,8 @@ static void test_other_version(void **state) {
                  dsc_token_file_open(in_folder("x.bin"), NULL, &f));
 }
 
-/* tokens.json in other words than descent tokenize writes: refused with the value, both where the tokenizer is made of it
- * and where the file of tokens is opened. */
+/* A tokens.json that differs from what descent tokenize writes is refused with the value, both when the tokenizer is
+ * made from it and when the file of tokens is opened. */
 static void refuse_description(const char *json, const char *with_tokenizer, const char *with_file) {
     dsc_tokenizer *t = NULL;
     dsc_token_file *f = NULL;
@@ -488,7 +489,8 @@ static void read_bpe(const char *vocab, const char *merges) {
     dsc_tokenizer_destroy(&t);
 }
 
-/* Merges that are cut at the end of a line are noticed by the tokens that nothing makes; special tokens are none. */
+/* A file of merges that is cut at the end of a line is noticed, because no merge makes some tokens. Special tokens,
+ * which no merge makes either, do not count. */
 static void test_cut_merges(void **state) {
     (void)state;
     static char vocab[TEST_VOCABULARY_ROOM], merges[TEST_VOCABULARY_ROOM];
@@ -525,7 +527,7 @@ static void read_all(const char *name, int32_t *tokens, int64_t *count) {
     dsc_token_file_close(&f);
 }
 
-/* Text of several chunks has the tokens that it has as a whole. */
+/* Text of several chunks has the same tokens as the text encoded as a whole. */
 static void test_chunks(void **state) {
     (void)state;
     enum { BYTES = 2500000 };

@@ -37,7 +37,7 @@ static place places[PLACES] = {{"ref", DSC_F64, DBL_EPSILON, NULL, NULL},
                                {"cpu", DSC_F32, (double)FLT_EPSILON, NULL, NULL}};
 
 static dsc_comm *comm;
-static dsc_device *host_device; /* for tensors in memory of the test's own */
+static dsc_device *host_device; /* for tensors in the test's own memory */
 static int rank, ranks;
 static net nets[PLACES];
 
@@ -62,7 +62,7 @@ static inline net_step step_of(int64_t k) {
 
 /* ---- configurations ---- */
 
-/* A configuration; rows: gradient workers of a layer. */
+/* How K-FAC is run; rows: the number of gradient workers of a layer. */
 typedef struct config {
     dsc_kfac_strategy strategy;
     dsc_kfac_placement placement;

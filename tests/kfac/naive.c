@@ -91,7 +91,7 @@ static int is_used(const naive *v, int64_t sample) {
     return v->part == 0 || sample % (v->n->samples / v->n->ranks) < v->part;
 }
 
-/* All samples for each of those that factors are made of. */
+/* The ratio of all samples to those that the factors are made of. */
 static double whole_for_part(const naive *v) {
     int64_t share = v->n->samples / v->n->ranks;
     return v->part == 0 || v->part > share ? 1 : (double)share / (double)v->part;
@@ -194,8 +194,8 @@ static int64_t block_of(int64_t i, int64_t n, int64_t blocks) {
     return block < count ? block : count - 1;
 }
 
-/* Where a column of A in weight order (kernel, channel) stands when counted by channel first. A transposed convolution's
- * A has channels only. */
+/* The index of a column of A, which is in weight order (kernel, channel), when channels are counted first. A transposed
+ * convolution's A has channels only. */
 static int64_t by_channel(const net_shape *s, int64_t column) {
     int64_t kernel = s->kernel_h * s->kernel_w, channels = s->in_c / s->groups;
     if (s->kind == DSC_KFAC_CONV_TRANSPOSE2D)
@@ -210,13 +210,13 @@ static double mean_trace(const double *m, int64_t n) {
     return sum / (double)n;
 }
 
-/* The layer whose inputs a unit has. */
+/* The layer whose inputs a unit reads. */
 static int source_of(const naive *v, const naive_unit *u) {
     int64_t reads = v->n->layers[u->layer].shape.reads;
     return reads > 0 ? (int)reads - 1 : u->layer;
 }
 
-/* The mean trace of G, or of all G with the same A as blocks of one matrix. */
+/* The mean trace of G; of several G that share an A, taken as blocks of one matrix. */
 static double joint_trace(const naive *v, const naive_unit *u) {
     double sum = 0, rows = 0;
     int linear = v->n->layers[u->layer].shape.kind == DSC_KFAC_LINEAR;
@@ -268,7 +268,7 @@ static int64_t pivot_row(const long double *m, int64_t n, int64_t k) {
     return best;
 }
 
-/* m x = b, x over b; m is lost. */
+/* Solves m x = b and writes x over b; overwrites m. */
 static void solve(long double *m, int64_t n, long double *b) {
     for (int64_t k = 0; k < n; k++) {
         int64_t p = pivot_row(m, n, k);
@@ -311,7 +311,7 @@ static long double *kronecker(const naive *v, const naive_unit *u, long double d
     return m;
 }
 
-/* u->p from the rows of D that are the unit's; returns <P, D>. */
+/* Computes u->p from the unit's rows of D; returns <P, D>. */
 static double precondition(const naive *v, naive_unit *u, double damping, const double *d) {
     int64_t n = u->a_n * u->g_n;
     int frozen = v->method == DSC_KFAC_INVERSE || v->frozen_damping;

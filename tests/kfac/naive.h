@@ -6,8 +6,8 @@
  *
  * (split pi: with dampings sqrt(damping) pi for A and sqrt(damping) / pi for G, pi^2 = ratio of mean traces)
  * with explicit Kronecker products and vec row by row, by Gaussian elimination in long double. The eigen form
- * with the damping of the step, the inverse and the precomputed outer product with that of the decomposition.
- * Diagonal blocks: what lies outside them is 0. */
+ * uses the damping of the step; the inverse and the precomputed outer product use that of the decomposition.
+ * With diagonal blocks, the elements outside them are 0. */
 #ifndef DSC_TESTS_KFAC_NAIVE_H
 #define DSC_TESTS_KFAC_NAIVE_H
 
@@ -28,12 +28,12 @@ typedef struct naive_unit {
     int64_t group, a_n, g_n;
     double *a, *g;               /* running averages, the identity at first */
     double *a_batch, *g_batch;   /* of this step, summed over its passes */
-    double *a_solved, *g_solved; /* as at the last decomposition */
+    double *a_solved, *g_solved; /* the averages at the last decomposition */
     double solved_damping;       /* of that step */
-    double solved_split[2];      /* inverse: what that step added to A and to G */
-    int ran;                     /* passes it ran in, of this step */
-    int updates;                 /* of its averages */
-    int solved;                  /* ever */
+    double solved_split[2];      /* inverse: the dampings that step added to A and to G */
+    int ran;                     /* number of passes of this step in which it ran */
+    int updates;                 /* number of updates of its averages */
+    int solved;                  /* 1: it was decomposed at least once */
     double cosine;               /* between D and P in the last step; NaN when left out */
     double nu;                   /* of the KL clip in the last step */
     double *p;                   /* [g_n, a_n] of the last step, before the clip */
@@ -48,26 +48,25 @@ typedef struct naive {
     dsc_kfac_clip clip;
     int warmup;         /* 1: averages start as plain means of the batches */
     int frozen_damping; /* 1: the outer product was formed at the decomposition */
-    double g_factor;    /* 1; what the whole batch's g is multiplied by before G is formed */
+    double g_factor;    /* the whole batch's g is multiplied by it before G is formed; usually 1 */
     int count;
     naive_unit units[NAIVE_UNITS];
 } naive;
 
 void naive_open(naive *v, const net *n, const dsc_kfac_options *options);
 void naive_close(naive *v);
-/* Adds the factors of the data the net holds now, of layers that run. */
+/* Adds the factors of the net's present data, for layers that run. */
 void naive_capture(naive *v, unsigned absent);
 /* Ends a step: averages when `update`, takes over the factors when `decompose`, and solves. d[l]: D of every
  * layer, replaced by nu P where a layer ran. Returns nu. */
 double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompose, double lr, double **d);
-/* What net_run does in step k = step->number, on the data the net draws; d as above. */
+/* Does what net_run does in step k = step->number, on the data the net draws; d as above. */
 double naive_run(naive *v, net *n, const net_step *step, const dsc_kfac_hyper *hyper, double **d);
 
-/* By how much P of a layer may differ from the exact one, in proportion, computed with this eps: the rounding
- * of the factors (rows summed up) and of the solves (rows of the matrices), through the condition of the
- * system. */
+/* The largest relative error that P of a layer may have when it is computed with rounding error eps: that of the
+ * factors (number of summed rows) and of the solves (rows of the matrices), times the condition of the system. */
 double naive_bound(const naive *v, int layer, double damping, double eps);
-/* The device's gradients against d: the largest distance of a layer, in units of its bound; infinite when
+/* Compares the device's gradients with `want`: the largest distance of a layer, in units of its bound; infinite when
  * something is not a number. */
 double naive_excess(const naive *v, double *const *want, double damping, double eps);
 /* |x - y| / |y|, Frobenius. */

@@ -180,7 +180,7 @@ void net_describe(const net *n, dsc_kfac_layer *layers) {
 
 /* ---- data ---- */
 
-/* Numbers to the device, as its type. */
+/* Uploads values to the device, converted to the net's type. */
 static void upload(const net *n, const double *values, dsc_tensor *t) {
     int64_t count = dsc_tensor_count(t);
     if (n->dtype == DSC_F64) {
@@ -207,7 +207,7 @@ static void download(const net *n, const dsc_tensor *t, double *values) {
         values[i] = (double)n->narrow[i];
 }
 
-/* `count` numbers scale * (k / 256 + offset), k in [-256, 256]; which: what they are of a layer. */
+/* Draws `count` values scale * (k / 256 + offset), k in [-256, 256]; `which` selects the tensor of the layer. */
 static void draw(int64_t number, int layer, int which, double offset, double scale, int64_t count,
                  double *values) {
     dsc_rng rng = dsc_rng_start(11, DSC_RNG_TEST, (uint32_t)number, (uint64_t)(layer * 4 + which));
@@ -215,13 +215,13 @@ static void draw(int64_t number, int layer, int which, double offset, double sca
         values[i] = scale * (((double)dsc_rng_below(&rng, 513) - 256) / 256 + offset);
 }
 
-/* The power of two next to x. */
+/* The power of two nearest to x. */
 static double power_near(double x) {
     return exp2(round(log2(x)));
 }
 
-/* Sizes that make the factors come out near 1: paper A = sum a a'/(N S^2), G = N S sum g g'; kfac-pytorch
- * A = sum a a'/(N S^3), G = sum g g'/(N S^3), over N S rows. */
+/* The size of inputs that makes A come out near 1, as g_scale does for G: paper A = sum a a'/(N S^2), G = N S sum g g';
+ * kfac-pytorch A = sum a a'/(N S^3), G = sum g g'/(N S^3), over N S rows. */
 static double a_scale(const net *n, const net_layer *l) {
     double s = (double)l->positions;
     return power_near(n->scaling == DSC_KFAC_PAPER ? sqrt(s) : s);
@@ -253,13 +253,13 @@ int64_t net_gradient_count(const net *n, int l) {
     return n->layers[l].rows * n->layers[l].columns;
 }
 
-/* Where the weight of output o and input j is in the device's memory: in rows of outputs, or of inputs. */
+/* The index in device memory of the weight of output o and input j: rows are outputs or, if transposed, inputs. */
 static int64_t weight_at(const net_layer *l, int64_t o, int64_t j) {
     int64_t width = l->columns - (l->shape.bias != 0);
     return l->shape.kind == DSC_KFAC_CONV_TRANSPOSE2D ? j * l->rows + o : o * width + j;
 }
 
-/* D as the device has it: weights and the bias by themselves. */
+/* Splits D into weights and bias, in the layout that the device has. */
 static void split(const net_layer *l, const double *d, double *w, double *b) {
     int64_t bias = l->shape.bias != 0, width = l->columns - bias;
     for (int64_t o = 0; o < l->rows; o++) {

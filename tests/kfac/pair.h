@@ -1,5 +1,5 @@
-/* Two preconditioners on the same made-up data, one with exact decompositions and one with warm refresh: what a
- * rotated basis makes of a gradient against what an exact one makes of it. */
+/* Two preconditioners on the same made-up data, one with exact decompositions and one with warm refresh: compares the
+ * gradients that rotated bases give with those that exact ones give. */
 #ifndef DSC_TESTS_KFAC_PAIR_H
 #define DSC_TESTS_KFAC_PAIR_H
 
@@ -85,7 +85,7 @@ static inline dsc_status pair_run(pair *p, dsc_kfac *kfac, const net_step *step)
     return dsc_queue_sync(n->queue);
 }
 
-/* The same step of both. */
+/* Runs the same step on both, and compares the gradients. */
 static inline void pair_step(pair *p, const net_step *step) {
     assert_ok(pair_run(p, p->exact, step));
     for (int l = 0; l < p->n->count; l++)

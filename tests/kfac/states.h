@@ -8,7 +8,7 @@
 
 enum { MAX_NUMBERS = 400 };
 
-/* All gradients, one after the other; returns how many numbers. */
+/* Reads all gradients, one after the other; returns the number of elements. */
 static inline int64_t read_all(const net *n, double *out) {
     int64_t count = 0;
     for (int l = 0; l < n->count; l++) {
@@ -26,8 +26,8 @@ static inline size_t entry_bytes(const dsc_kfac_entry *e) {
     return count * dsc_dtype_size(e->dtype);
 }
 
-/* Everything of `from` that `to` has, by name, with or without decompositions. Zeros for what `from` lacks of the entries
- * that may be missing. */
+/* Copies all entries of `to` from the entries of `from` with the same name, with or without decompositions. Optional
+ * entries that `from` lacks become zero. */
 static inline void copy_parts(dsc_kfac *from, dsc_kfac *to, dsc_queue *queue, int decompositions) {
     for (int late = 0; late < 1 + decompositions; late++) {
         for (int64_t i = 0; i < dsc_kfac_state_count(to); i++) {

@@ -1,5 +1,5 @@
-/* Abandoning K-FAC in the middle of a step, when messages are under way that never arrive: nobody waits for
- * them. The other rank is made up: it always has the same data, until it is gone. */
+/* Abandoning K-FAC in the middle of a step, when messages are under way that never arrive: nothing waits for
+ * them. The other rank is simulated: it always has the same data as this rank, until it is gone. */
 #include "kfac/net.h"
 
 #include "descent/kfac.h"
@@ -12,15 +12,15 @@ static const net_shape shapes[LAYERS] = {
     {"last", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 3},
 };
 
-/* What the other rank does. */
+/* The state of the simulated rank. */
 static struct {
     int gone;   /* 1: messages do not arrive any more */
-    int waited; /* waits for such messages */
-    int closed; /* contexts */
+    int waited; /* number of waits for such messages */
+    int closed; /* number of closed contexts */
     int handle;
 } other;
 
-/* A sum over both ranks is twice the own number. */
+/* Sums a message over both ranks: twice this rank's value. */
 static void add_up(const dsc_comm_message *m) {
     for (int64_t i = 0; i < m->count && m->reduction == DSC_SUM; i++) {
         if (m->dtype == DSC_F64)
@@ -99,7 +99,7 @@ static void abandon_inside(dsc_queue *queue, int gone_after) {
     net_open(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES);
     net_describe(&n, layers);
     dsc_kfac_options_init(&options);
-    options.bucket_bytes = 1; /* factors leave at once */
+    options.bucket_bytes = 1; /* factors are sent at once */
     assert_ok(dsc_kfac_create(comm, queue, layers, LAYERS, &options, &kfac));
     assert_ok(net_run(&n, kfac, &(net_step){.lr = 0.5}));
     assert_ok(dsc_kfac_begin(kfac, 1));

@@ -1,5 +1,5 @@
-/* Decompositions beside the steps: they are used exactly as many steps later as was asked for, on every rank alike; a
- * resumed run has the bits of one that went on, also when a decomposition was under way. */
+/* Decompositions that run concurrently with the steps: every rank uses them exactly async_steps later; a resumed run
+ * has the same bits as one that was not interrupted, also when a decomposition was under way. */
 #include "kfac/internal.h"
 #include "kfac/states.h"
 
@@ -35,7 +35,7 @@ static dsc_kfac *create_kind(const config *c, const dsc_kfac_options *options) {
     return kfac;
 }
 
-/* Decomposes in step 0 and so many steps after the multiples of EVERY, at once. */
+/* A schedule that decomposes without delay: in step 0, and a fixed number of steps after the multiples of EVERY. */
 static dsc_status decompose_later(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     const int64_t *later = context;
     int now = step == 0 || (step - *later >= EVERY && (step - *later) % EVERY == 0);
@@ -74,7 +74,7 @@ static void for_each_config(config_function f) {
 /* ---- when a result is used ---- */
 
 static void compare_with_later(const config *c, int kind) {
-    if (kind >= WARM && c->colocate) /* there the gradient of a step judges its rotations */
+    if (kind >= WARM && c->colocate) /* there the gradient of a step decides about its rotations */
         return;
     for (int64_t later = 1; later < EVERY; later++) {
         dsc_kfac_options options = async_options(c, kind, later), at_once = async_options(c, kind, 0);
@@ -93,7 +93,7 @@ static void test_later(void **state) {
     all_fine(comm);
 }
 
-/* One that is not due when the next begins is used then. */
+/* A decomposition that is not due yet when the next one begins is used at that moment. */
 static void test_no_later_than_the_next(void **state) {
     (void)state;
     config c = *some_configs(&(int){0});
@@ -106,7 +106,7 @@ static void test_no_later_than_the_next(void **state) {
     all_fine(comm);
 }
 
-/* Steps that start or use a decomposition want one; only those that use it have made one. */
+/* dsc_kfac_decomposed is 1 after steps that begin to use a decomposition, not after those that only start one. */
 static void test_reports(void **state) {
     (void)state;
     config c = *some_configs(&(int){0});
@@ -125,7 +125,7 @@ static void test_reports(void **state) {
 
 /* ---- states ---- */
 
-/* factor_freq EVERY: where the run goes on, decompositions are used before the next capture. */
+/* With factor_freq EVERY, decompositions are used before the next capture after the resumption. */
 static void resume_updating(const config *c, int kind, int64_t factor_freq) {
     for (int64_t at = 1; at < 2 * EVERY + 2; at += kind == EIGEN ? 1 : 3) {
         net *n = &nets[c->place];
@@ -156,7 +156,8 @@ static void test_resumes_with_the_same_bits(void **state) {
     all_fine(comm);
 }
 
-/* Between runs with and without: what is under way is dropped, or nothing is. A state is loaded while a thread works. */
+/* States exchanged between runs with and without concurrent decompositions: one that is under way is dropped. A state
+ * is loaded while a thread works. */
 static void test_states_of_other_runs(void **state) {
     (void)state;
     for (int with = 0; with < 2; with++) {
@@ -188,7 +189,7 @@ static void test_states_of_other_runs(void **state) {
 
 /* ---- ends ---- */
 
-/* While a thread works. */
+/* Abandoning and destroying while a thread works. */
 static void test_ends(void **state) {
     (void)state;
     for (int abandon = 0; abandon < 2; abandon++) {

@@ -1,5 +1,5 @@
-/* What is captured: images in either order and of any size, padding at the bottom and right only, half types,
- * layers that are used several times in a pass, several passes; and hyper-parameters that are set from outside.
+/* Captures: images in either order and of any size, padding at the bottom and right only, 16-bit types, layers that
+ * are used several times in a pass, several passes; and hyper-parameters that are set from outside.
  *
  * With a decay of 0 the running averages are the batch factors, which the state shows. */
 #include "kfac/twin.h"
@@ -21,7 +21,7 @@ static dsc_kfac_options batch_options(void) {
     return options;
 }
 
-/* A state's entry as doubles; their number. */
+/* Reads an entry of the state as doubles; returns the number of elements. */
 static int64_t read_entry(dsc_kfac *kfac, dsc_queue *q, const char *name, double *out) {
     static double host[MOST];
     int64_t index = twin_entry(kfac, name), count = 1;
@@ -61,7 +61,7 @@ static void expect_same_factors(dsc_kfac *x, dsc_kfac *y, dsc_queue *q, double c
     }
 }
 
-/* Values to a tensor in any type of device memory. */
+/* Makes a tensor of the given type in device memory, with these values. */
 static dsc_tensor make(const place *p, dsc_dtype dtype, const int64_t dim[4], const double *values) {
     dsc_tensor t;
     int64_t count = dim[0] * dim[1] * dim[2] * dim[3];
@@ -100,7 +100,7 @@ static void to_nchw(const int64_t dim[4], const double *values, double *out) {
         out[(i / (positions * c) * c + i % c) * positions + i / c % positions] = values[i];
 }
 
-/* One convolution of images of its own. */
+/* A preconditioner with one convolution, on images of its own. */
 typedef struct trial {
     const place *p;
     dsc_conv2d_shape shape;
@@ -135,7 +135,7 @@ static void trial_close(trial *t) {
     dsc_tensor_free(&t->bias_grad);
 }
 
-/* What one capture is made of. */
+/* The parameters of one capture. */
 typedef struct shot {
     int64_t n, h, w;
     int seed;
@@ -214,7 +214,7 @@ static void test_beside(void **state) {
     }
 }
 
-/* A layer that is skipped is a capture like the others for those who keep tensors until the second next one. */
+/* A skipped layer also counts as a capture for callers that keep tensors until the second next capture. */
 static void test_beside_skipped(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++) {
@@ -372,7 +372,7 @@ static void test_types(void **state) {
 /* Captures in one step: passes of captures each. */
 typedef struct plan {
     int64_t passes; /* of the step */
-    int uses;       /* as they are set; 0: not known */
+    int uses;       /* the uses that are announced; 0: none are */
     int came[3];    /* captures in each pass */
 } plan;
 
@@ -469,7 +469,7 @@ static void test_passes_are_a_batch(void **state) {
         assert_ok(dsc_kfac_step(whole, at->queue, 0.5));
         assert_ok(dsc_kfac_begin(parts, 0.5));
         for (int i = 0; i < 2; i++) {
-            /* g of a loss averaged over half as many rows is twice as large, times the loss scale of 1/2 */
+            /* g of a loss averaged over half as many rows is twice as large, which the loss scale of 1/2 undoes */
             for (int e = 0; e < 8; e++)
                 half[e] = g[8 * i + e];
             t[2 + 2 * i] = make(at, at->dtype, (const int64_t[]){1, 1, 4, 3}, a + 12 * i);
@@ -522,7 +522,7 @@ static dsc_status change_at_two(void *context, int64_t step, dsc_kfac_hyper *hyp
     return DSC_OK;
 }
 
-/* Numbers that are set are those that a schedule would have given, to the bit. */
+/* Hyper-parameters that are set directly give the same bits as the same values from a schedule. */
 static void test_set_hyper(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++) {

@@ -10,7 +10,7 @@
 
 enum { MOST = 64 * 64, UNITS = 8 };
 
-/* A unit of the net, with everything that the device should have. */
+/* A unit of the net, with the expected values of all its state on the device. */
 typedef struct unit {
     char name[32], a_name[40];
     int layer;
@@ -23,7 +23,7 @@ typedef struct model {
     net *n;
     dsc_kfac_options options;
     int count, decomposed;
-    double told_scale; /* the loss scale that dsc_kfac_begin gets; 0: the step's */
+    double told_scale; /* the loss scale passed to dsc_kfac_begin; 0: the step's */
     unit units[UNITS];
 } model;
 
@@ -176,7 +176,7 @@ static void take_bases(model *m, dsc_kfac *kfac, unit *u) {
         u->s[i] = vg[i / u->a_n] * va[i % u->a_n];
 }
 
-/* p = QG [(QG' d QA) / (s + damping)] QA'; s takes in d before. Returns <p, d>. */
+/* p = QG [(QG' d QA) / (s + damping)] QA', after s was updated with d. Returns <p, d>. */
 static double precondition(const model *m, unit *u, int64_t samples, const double *d, double *p) {
     static double x[MOST], square[MOST];
     double inner = 0;
@@ -334,13 +334,13 @@ static void test_samples_in_columns(void **state) {
     all_fine(comm);
 }
 
-/* Where this kind of step happens, the plan says what is sent; a message may be rounded by a byte. */
+/* Checks that a step sends the bytes that the plan says; a message may be rounded by a byte. */
 static void check_sent(const config *c, dsc_traffic kind, uint64_t before, double planned, int64_t step) {
     double sent = (double)(dsc_comm_bytes(comm, kind) - before);
     expect(fabs(sent - planned) <= (planned > 0 ? 4 * UNITS : 0), c, step, dsc_traffic_name(kind));
 }
 
-/* What bases and moments of samples add to messages and memory is in the plan. */
+/* The plan includes the messages and the memory that bases and moments of samples add. */
 static void test_plan_of_samples(void **state) {
     (void)state;
     int count;
@@ -397,7 +397,7 @@ static void test_half(void **state) {
     all_fine(comm);
 }
 
-/* A loss scale is taken out of the moments, by the step's number and by the device's. */
+/* The loss scale is divided out of the moments, both the step's number and the device's factor. */
 static void test_loss_scale(void **state) {
     (void)state;
     config c = {.strategy = DSC_KFAC_COMM_OPT, .rows = ranks, .bucket_bytes = 700, .symmetric = 1};
@@ -457,7 +457,7 @@ static void test_no_allocations(void **state) {
 
 enum { A_CHOICES = 3, G_CHOICES = 2, IN = 2, OUT = 2, SIGNS = 4 };
 
-/* A layer of its own for exact expectations: inputs and output gradients that are independent. */
+/* A single layer for exact expectations: its inputs and output gradients are independent. */
 typedef struct exact {
     dsc_tensor a, g, weight, bias;
     dsc_kfac *kfac;
@@ -485,7 +485,7 @@ static void upload(const place *at, dsc_dtype dtype, dsc_tensor *t, int ndim, co
 }
 
 /* Every input comes with every output gradient; with several positions also with all signs of the gradients at
- * them, so that products of different positions vanish in the mean. All of it is there `copies` times. */
+ * them, so that products of different positions vanish in the mean. All of this is repeated `copies` times. */
 static void exact_open(exact *e, const place *at, dsc_dtype captured, int64_t positions, int64_t copies,
                        const dsc_kfac_options *options) {
     static const double inputs[A_CHOICES][IN] = {{1, 0.5}, {-0.25, 2}, {0.75, -1}};
@@ -536,7 +536,7 @@ static void exact_close(exact *e) {
         dsc_tensor_free(all[i]);
 }
 
-/* g is of the sum of the losses: the scale makes it that of the mean. */
+/* g is the gradient of the sum of the losses: the loss scale turns it into that of the mean. */
 static void exact_step(exact *e) {
     EXPECT_OK(dsc_kfac_begin(e->kfac, (double)e->samples));
     EXPECT_OK(dsc_kfac_capture(e->kfac, e->at->queue, 0, &e->a, &e->g));
@@ -561,8 +561,8 @@ static void outer_of(exact *e, double *out) {
         out[i] = vg[i / (IN + 1)] * va[i % (IN + 1)];
 }
 
-/* Where a and g are independent the Fisher matrix is a Kronecker product: samples must find vG vA'. In half types,
- * too, which these numbers fit into. */
+/* When a and g are independent the Fisher matrix is a Kronecker product: the moments of samples must be vG vA'. This
+ * holds in 16-bit types, too, which represent these values exactly. */
 static void test_scale_of_samples(void **state) {
     (void)state;
     for (int turn = 0; turn < 8; turn++) {

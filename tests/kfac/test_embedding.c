@@ -79,7 +79,7 @@ static void rig_close(rig *r) {
         dsc_tensor_free(all[i]);
 }
 
-/* The token of row (n, t) of the whole batch; the last of the vocabulary never occurs. */
+/* The token of row (n, t) of the whole batch; the last one of the vocabulary never occurs. */
 static int64_t token_at(const variant *v, int64_t step, int64_t pass, int64_t n, int64_t t) {
     if (v->padded && t > n % T)
         return -1;
@@ -314,7 +314,7 @@ static void test_uneven_uses(void **state) {
     all_fine(comm);
 }
 
-/* Off, and by name or kind in skip_layers: not a bit of its gradient changes. */
+/* A table that is switched off, or named by name or kind in skip_layers: not a bit of its gradient changes. */
 static void test_left_out(void **state) {
     (void)state;
     static const char *const expressions[] = {NULL, "^table$", "embedding"};

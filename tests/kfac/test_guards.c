@@ -56,8 +56,8 @@ static void test_rejected_factors(void **state) {
         }
 }
 
-/* In the first step: in a or g only, in one group only, and by overflow of a product (which tensor cores may
- * round to the largest number). */
+/* Bad values in the first step: in a or g only, in one group only, and by overflow of a product (which tensor cores
+ * may round to the largest number). */
 static void test_rejected_early(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)
@@ -115,8 +115,8 @@ static void test_bad_gradient(void **state) {
             }
 }
 
-/* After a refused gradient the step is begun anew: what it had captured has entered the averages once, and
- * the gradients of the others were left alone. */
+/* After a refused gradient the step is begun again: its captures have entered the averages once, and the gradients of
+ * the other layers were not changed. */
 static void test_goes_on_after_bad_gradient(void **state) {
     (void)state;
     skip_on_chosen("a step that a GPU has put into its queue counts");

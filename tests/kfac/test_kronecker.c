@@ -137,7 +137,7 @@ static void test_passes(void **state) {
             }
 }
 
-/* The usual case: averages move every second step, and decompositions are up to three steps old. */
+/* The usual case: averages are updated every second step, and decompositions are up to three steps old. */
 static void test_between_updates(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)

@@ -1,6 +1,6 @@
-/* Gradients whose memory is known in the step only: any strides give the bits of layers whose gradients were
- * described, for every strategy; layers without a gradient are left out; layers that were never captured keep
- * theirs. */
+/* Late gradients, whose memory is only known in the step: with any strides they give the same bits as gradients that
+ * were described at creation, for every strategy; layers without a gradient are left out; layers that were never
+ * captured keep theirs. */
 #include "kfac/crew.h"
 
 /* ---- gradients somewhere in memory ---- */
@@ -11,7 +11,7 @@ static const char *const pattern_names[PATTERNS] = {"as D", "OIHW", "[in, kernel
 
 /* The strides of pattern number `pattern` for a layer, and where its first weight is. */
 typedef struct form {
-    int64_t out, in, position, first, count; /* count: numbers of memory */
+    int64_t out, in, position, first, count; /* count: elements of memory */
 } form;
 
 static int64_t positions_of(const net_shape *s) {
@@ -258,8 +258,8 @@ static void copy_state(dsc_kfac *from, dsc_kfac *to, dsc_queue *q) {
     EXPECT_OK(dsc_kfac_state_done(to, q, 1));
 }
 
-/* A state that is loaded remembers which layers were ever captured, and which were decomposed: `from` goes on
- * beside it with the same bits. */
+/* A loaded state remembers which layers were ever captured, and which were decomposed: it continues with the same bits
+ * as the run that saved it. */
 static void test_state(void **state) {
     (void)state;
     int count;

@@ -71,8 +71,8 @@ static void test_health(void **state) {
     all_fine(comm);
 }
 
-/* A clip that leaves less than a twentieth of the steps, over as many steps as the options say. It ends with one
- * decomposition in which it does not, and begins anew. */
+/* The alarm for a clip that leaves less than a twentieth of the steps, over as many steps as the options say. It ends
+ * at a decomposition step in which the clip does not, and can then be raised again. */
 static void test_health_clip(void **state) {
     (void)state;
     int count;
@@ -112,8 +112,8 @@ static void test_health_clip(void **state) {
     all_fine(comm);
 }
 
-/* Half of the refreshes refused, by the counters of this rank: they are moved before the step, as a decomposition
- * would do. */
+/* The alarm for half of the refreshes refused, by the counters of this rank, which the test increases before the step
+ * as a decomposition would. */
 static void test_health_refused(void **state) {
     (void)state;
     config c = {.strategy = DSC_KFAC_COMM_OPT, .rows = ranks, .colocate = 1, .symmetric = 1};
@@ -160,7 +160,7 @@ static void test_health_linear(void **state) {
 
 /* ---- abandoning ---- */
 
-/* Some ranks abandon between two steps, the others do nothing: nobody waits, and nothing is left. */
+/* Some ranks abandon between two steps, the others do nothing: nothing waits, and no memory is left. */
 static void test_abandon(void **state) {
     (void)state;
     int count;
@@ -207,7 +207,7 @@ static void test_abandon_inside(void **state) {
 
 /* ---- comparisons that arrive later ---- */
 
-/* As over NCCL: a step does not wait for the comparison, the next one fails and names it. */
+/* As over NCCL: a step does not wait for the comparison among ranks; the next step fails and names what differs. */
 static void test_late_comparison(void **state) {
     (void)state;
     const config *c = some_configs(&(int){0});

@@ -1,4 +1,4 @@
-/* The bytes that dsc_kfac_get_memory reports are those that the device has given out, for every option that takes
+/* The bytes that dsc_kfac_get_memory reports are those that the device has allocated, for every option that needs
  * memory, before and after steps. */
 #include "kfac/crew.h"
 #include "kfac/internal.h"
@@ -128,7 +128,7 @@ static void check_now(const config *c, dsc_kfac *kfac, size_t before, int64_t st
         expect(both(m.decompositions) == saved_bytes(kfac, at), c, step, name);
 }
 
-/* Whole bases would take so many bytes on this rank. */
+/* The bytes that whole bases would take on this rank. */
 static size_t whole_bytes(const config *c) {
     dsc_kfac_options options = options_of(c);
     options.refresh = DSC_KFAC_WARM;
@@ -150,7 +150,7 @@ static void check_variant(const config *c, const variant *v) {
     for (int64_t k = 0; kfac && k < STEPS; k++) {
         net_step step = step_of(k);
         check_now(c, kfac, before, k, v->name);
-        if (k == 4) /* batch factors of this layer wait from now on */
+        if (k == 4) /* from now on this layer keeps batch factors between passes */
             EXPECT_OK(dsc_kfac_set_uses(kfac, 1, 0));
         EXPECT_OK(net_run(n, kfac, &step));
     }

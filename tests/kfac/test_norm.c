@@ -75,7 +75,7 @@ static void rig_close(rig *r) {
         dsc_tensor_free(all[i]);
 }
 
-/* What the samples are; `masked`: with a ReLU in the operation; `scale`: of the loss. */
+/* The data of one pass; `masked`: with a ReLU in the operation; `scale`: of the loss. */
 typedef struct pass_data {
     double x[WHOLE][POSITIONS][CHANNELS], y[WHOLE][POSITIONS][CHANNELS], dy[WHOLE][POSITIONS][CHANNELS];
     double mean[WHOLE * CHANNELS], invstd[WHOLE * CHANNELS]; /* of all samples */
@@ -302,7 +302,7 @@ static void test_steps(void **state) {
 
 static const variant usual = {DSC_KFAC_NORM_FULL, 1, 0, 1, 1, -1, BATCH, 0};
 
-/* Off, and by name or kind in skip_layers: not a bit of its gradients changes. */
+/* A norm that is switched off, or named by name or kind in skip_layers: not a bit of its gradients changes. */
 static void test_left_out(void **state) {
     (void)state;
     static const char *const expressions[] = {NULL, "^bn$", "batch_norm"};
@@ -361,7 +361,7 @@ static void test_not_finite(void **state) {
     all_fine(comm);
 }
 
-/* Saved after some steps and loaded into another object: the same bits from there on. */
+/* A state saved after some steps and loaded into another object gives the same bits from then on. */
 static void test_resume(void **state) {
     (void)state;
     for (int warmup = 0; warmup < 2; warmup++) {
@@ -553,8 +553,8 @@ static void read_matrices(const rig *r, dsc_kfac *kfac, double to[3 * CHANNELS])
             EXPECT_OK(dsc_kfac_state_get(kfac, r->at->queue, i, rank ? NULL : to));
 }
 
-/* They belong to the averages: a method with other decompositions goes on with them. A state that was saved without
- * norms lets them start with the identity. */
+/* The matrices of norms belong to the averages: a run with another method continues with them. After loading a state
+ * that was saved without norms they start as the identity. */
 static void test_other_method(void **state) {
     (void)state;
     for (int lacking = 0; lacking < 2; lacking++) {

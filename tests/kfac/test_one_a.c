@@ -42,7 +42,7 @@ static void test_strategies(void **state) {
     all_fine(comm);
 }
 
-/* Inverses of factors on different ranks, which have to tell each other the traces. */
+/* Inverses of factors on different ranks, which have to exchange the traces. */
 static void test_split_apart(void **state) {
     (void)state;
     const net_step steps[] = {step_of(0), step_of(1), step_of(2), step_of(3)};
@@ -96,7 +96,7 @@ static void test_same_bits(void **state) {
     all_fine(comm);
 }
 
-/* Two readers less that keep, send and decompose an A. */
+/* Two readers fewer keep, send and decompose an A. */
 static void test_counted_once(void **state) {
     (void)state;
     config c = {.strategy = DSC_KFAC_COMM_OPT, .rows = ranks, .colocate = 1, .symmetric = 1};
@@ -170,7 +170,7 @@ static int has_entry(const dsc_kfac *kfac, const char *name) {
     return 0;
 }
 
-/* A reader that is left out passes its A on to the next. */
+/* When the first reader is skipped, the next one owns the A. */
 static void test_skipped(void **state) {
     (void)state;
     config c = {.strategy = DSC_KFAC_MEM_OPT, .rows = 1, .colocate = 1, .symmetric = 1, .bucket_bytes = 700};

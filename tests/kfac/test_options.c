@@ -35,7 +35,7 @@ static void test_defaults(void **state) {
     assert_true(read.size == sizeof read && read.damping == 0.003 && read.passes == 1);
 }
 
-/* A program compiled against a shorter struct passes what it knows; the rest are the defaults. */
+/* A program compiled against a shorter struct passes the options it knows; the others have their defaults. */
 static void test_older_callers(void **state) {
     (void)state;
     dsc_kfac_options o = defaults(), read;

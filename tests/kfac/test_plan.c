@@ -1,6 +1,6 @@
-/* The plan: placement by its rules, on hand-made lists and on ResNets, for all numbers of ranks; what each
- * rank does, holds and sends against formulas written down a second time, rank by rank; the sizes and figures
- * that are published for ResNet-50. */
+/* The plan: placement by its rules, on hand-made lists and on ResNets, for all numbers of ranks; the work, memory and
+ * traffic of each rank compared with formulas implemented a second time, rank by rank; the published sizes and figures
+ * of ResNet-50. */
 #include "test.h"
 
 #include "base/memory.h"
@@ -274,7 +274,7 @@ static double half_or(dsc_dtype dtype, double grad) {
     return dtype == DSC_F32 ? grad : 2;
 }
 
-/* Numbers of a symmetric matrix as it travels. */
+/* The number of elements of a symmetric matrix in a message. */
 static double wire(const dsc_kfac_options *o, double n) {
     return o->symmetric ? n * (n + 1) / 2 : n * n;
 }
@@ -283,7 +283,7 @@ typedef struct expectation {
     double work, factors, decompositions, exchange, factors_sent, decompositions_sent, preconditioned_sent;
 } expectation;
 
-/* What one factor adds to the load of a rank. */
+/* Adds one factor to the expected load of a rank. */
 static void expect_factor(const dsc_kfac_options *o, int ranks, int rows, int mine, double n, double s,
                           expectation *e) {
     double sf = half_or(o->factor_dtype, s), b = wire(o, n) * sf;
@@ -297,7 +297,7 @@ static void expect_factor(const dsc_kfac_options *o, int ranks, int rows, int mi
         e->factors_sent += b;
 }
 
-/* What one item adds to it, for a unit in its column or not. */
+/* Adds one item to the expected load of a rank, for a unit in its column or not. */
 static void expect_item(const dsc_kfac_options *o, int rows, int here, int mine, double n, double s,
                         expectation *e) {
     double si = half_or(o->inverse_dtype, s), vectors = n * n * si, values = n * s;
@@ -336,7 +336,7 @@ static expectation expect(const dsc_kfac_plan *plan, const dsc_kfac_options *o, 
     return e;
 }
 
-/* Sums of whole numbers below 2^53: equal, but where 2(N-1)/N rounds. */
+/* Compares the loads exactly, as they are sums of whole numbers below 2^53, except where 2(N-1)/N rounds. */
 static void assert_loads(const dsc_kfac_plan *plan, const dsc_kfac_options *o, double s) {
     int ranks = dsc_kfac_plan_rows(plan) * dsc_kfac_plan_columns(plan);
     for (int r = 0; r < ranks; r++) {
@@ -353,8 +353,8 @@ static void assert_loads(const dsc_kfac_plan *plan, const dsc_kfac_options *o, d
     }
 }
 
-/* Owners in their unit's column; together where asked for; work adds up; the slowest within the greedy bound.
- */
+/* Checks that owners are in their unit's column and together where asked for, that the work adds up, and that the
+ * slowest rank is within the bound of greedy placement. */
 static void assert_sound(const dsc_kfac_plan *plan, const dsc_kfac_options *o) {
     int rows = dsc_kfac_plan_rows(plan), columns = dsc_kfac_plan_columns(plan), ranks = rows * columns;
     double all = 0, done = 0, slowest = 0, largest_item = 0, largest_unit = 0;
@@ -556,7 +556,7 @@ static void parameter_range(const dsc_kfac_plan *plan, int ranks, double *least,
 }
 
 /* What the SC'20 paper says of round-robin placement (section VI-C4): numbers assigned to a worker range from
- * 1.46e6 to 2.83e7 on 16 and from 1.64e4 to 2.26e7 on 64 workers. Its program keeps the factors of a layer
+ * 1.46e6 to 2.83e7 on 16 and from 1.64e4 to 2.26e7 on 64 workers. The paper's program keeps the factors of a layer
  * together until there are more workers than layers. */
 static void test_papers_round_robin(void **state) {
     (void)state;

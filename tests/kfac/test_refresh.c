@@ -270,7 +270,7 @@ static void set_averages(const net *n, dsc_kfac *kfac, const double *a, const do
     free(narrow);
 }
 
-/* A preconditioner pair of one layer whose factors the test sets: captures do not move them. */
+/* A preconditioner pair of one layer whose factors the test sets: captures do not change them. */
 static void open_given(net *n, pair *p, const place *where) {
     dsc_kfac_options options = options_of(1);
     options.stat_decay = 1;
@@ -278,7 +278,8 @@ static void open_given(net *n, pair *p, const place *where) {
     pair_open(p, n, alone, &options, 0);
 }
 
-/* The estimate of the error by which the last refresh was judged is near the error; without one the error is small. */
+/* Checks that the estimate of the error that decided about the last refresh is near the actual error; without an
+ * estimate the error is small. */
 static void check_estimate(const pair *p) {
     const dsc_refresh_unit *u = &p->warm->wave->units[0];
     const dsc_refresh_item *of_a = &p->warm->wave->items[u->a], *of_g = &p->warm->wave->items[u->g];

@@ -67,7 +67,7 @@ static void read_numbers(const place *p, const dsc_tensor *t, double *out) {
         out[i] = (double)narrow[i];
 }
 
-/* What a case is made of: positions 0: plain rows; conv: a 1x1 convolution of positions x 1 maps. */
+/* The parameters of a case; positions 0: plain rows; conv: a 1x1 convolution of positions x 1 maps. */
 typedef struct sharing_case {
     int64_t positions, terms;
     dsc_kfac_sharing sharing;
@@ -306,8 +306,8 @@ static void test_blocks(void **state) {
     }
 }
 
-/* A and G of a layer with a bias, after `passes` captures of one step. With `padding` every sequence has as many rows more,
- * with numbers that must not count, and tokens that say so. */
+/* A and G of a layer with a bias, after `passes` captures of one step. Every sequence has `padding` rows more, whose
+ * values must not count; their tokens mark them as padding. */
 static void factors_with_padding(const place *p, const dsc_kfac_options *options, int64_t padding,
                                  double *factor_a, double *factor_g) {
     enum { MOST_T = T + 3 };

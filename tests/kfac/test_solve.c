@@ -1,5 +1,5 @@
-/* Solvers: what happens after the batched one failed, and the accuracy of every retry on matrices that have
- * broken solvers. With Frobenius norms an eigen solve is accepted when
+/* Solvers: the retries after the batched solver has failed, and the accuracy of every retry on matrices that are
+ * known to break solvers. With Frobenius norms an eigen solve is accepted when
  *   |A - Q diag(v) Q'| <= 64 n eps |A|,  |Q'Q - I| <= 25 n eps. */
 #include "kfac/twin.h"
 
@@ -143,7 +143,7 @@ static dsc_status no_help(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor 
     return DSC_FAIL(DSC_E_NUMERIC, "does not converge");
 }
 
-/* Retries after a batched solver that fails on purpose: `hopeless` ones that fail, too, then the true
+/* The retries after a batched solver that fails on purpose: first `hopeless` retries that fail, too, then the real
  * ones. */
 static dsc_solve_one patched_retries[4];
 

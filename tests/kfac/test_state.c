@@ -19,8 +19,7 @@ static const net_shape shapes[LAYERS] = {
 };
 
 static dsc_comm *comm;
-/* ref and cpu, or twice the device that the environment names (chosen.h); and one for the test's own
- * memory. */
+/* ref and cpu, or for both the device that the environment names (chosen.h); and a device for the test's own memory. */
 static dsc_device *device, *fast, *host_device;
 static dsc_queue *queue, *fast_queue;
 static int rank, ranks;
@@ -114,8 +113,8 @@ static int64_t find(const image *im, const char *name) {
     return -1;
 }
 
-/* All of it into `kfac`, whose communicator is c, by name: the required entries first; the list of the others
- * may depend on them. Collective in c; stops at the first failure. */
+/* Loads the whole image into `kfac`, whose communicator is c, by name: the required entries first, because the list of
+ * the others may depend on them. Collective in c; stops at the first failure. */
 static dsc_status load(dsc_comm *c, dsc_kfac *kfac, net *n, const image *im, int with_decompositions) {
     for (int optional = 0; optional <= with_decompositions; optional++) {
         const dsc_kfac_entry *entries = dsc_kfac_state_entries(kfac);
@@ -179,7 +178,7 @@ static void forget(double **d, int64_t count) {
         free(d[k]);
 }
 
-/* Saves after `first` steps, goes on to `last`, does the same from the saved state. */
+/* Saves after `first` steps and continues to `last`; then continues from the saved state and compares. */
 static void check_resume(net *n, const dsc_kfac_options *options, int64_t first, int64_t last) {
     double *d[16];
     dsc_kfac *kfac = create(comm, n, options), *again;
@@ -390,7 +389,7 @@ static void test_other_strategy(void **state) {
     all_fine(comm);
 }
 
-/* The last rank goes on by itself, the others together; each with the whole batch among them. */
+/* The last rank continues by itself, the others together; each of the two groups has the whole batch. */
 static void test_other_ranks(void **state) {
     (void)state;
     for (int turn = 0; turn < 3 && ranks > 1; turn++) {

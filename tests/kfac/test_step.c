@@ -1,4 +1,4 @@
-/* The order of a step, schedules, layers left out, half types, diagonal blocks, and reports. */
+/* The order of a step, schedules, layers left out, 16-bit types, diagonal blocks, and reports. */
 #include "kfac/twin.h"
 
 #include "base/error.h"
@@ -442,7 +442,7 @@ static void test_half_types(void **state) {
                 run_half(types[f], types[i], method == 2 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN, method == 1);
 }
 
-/* Factors beyond fp16's 65504: either an error, or numbers that can be used. */
+/* Factors beyond fp16's largest value, 65504: either an error, or usable gradients. */
 static void test_half_overflow(void **state) {
     (void)state;
     twin t;
@@ -557,8 +557,8 @@ static void test_report_without_values(void **state) {
     twin_close(&t);
 }
 
-/* Bytes of one rank: packed averages, decompositions, batch factors only when they must wait:
- * for further passes, or because a GPU takes them all in at once. */
+/* Checks the bytes of one rank: packed averages, decompositions, and batch factors only when they must be kept: for
+ * further passes, or because a GPU adds them all to the averages at once. */
 static void run_memory(int p, int method, int64_t passes, int symmetric, dsc_dtype half) {
     twin t;
     dsc_kfac_options options = twin_options();

@@ -1,6 +1,5 @@
-/* Every strategy, placement, fraction and form of travel gives the preconditioned gradient that one rank with
- * the whole batch would compute, on every rank to the same bit, and sends and holds the bytes that the
- * formulas say.
+/* Every strategy, placement, fraction and form of messages gives the preconditioned gradient that one rank with the
+ * whole batch would compute, with the same bits on every rank, and sends and keeps the bytes that the formulas say.
  *
  * p ranks of batch b against one rank of batch p b: S output positions, g_r of the loss averaged over the
  * rank's own b samples, so g_r = p g. By the formulas of `paper` scaling
@@ -83,7 +82,7 @@ typedef struct amounts {
     double work;
 } amounts;
 
-/* Of this rank, by the formulas; written down from the description, for the owners of a plan. */
+/* The amounts of rank r by the formulas of the documentation, for the owners in a plan. */
 static amounts amounts_of(const config *c, const dsc_kfac_plan *plan, int r) {
     const dsc_kfac_unit *units = dsc_kfac_plan_units(plan);
     const dsc_kfac_item *items = dsc_kfac_plan_items(plan);
@@ -157,7 +156,7 @@ static void check_memory(const config *c, const dsc_kfac_plan *plan, const dsc_k
     amounts m = amounts_of(c, plan, rank);
     expect(report->factor_bytes == m.factors, c, STEPS, "factor_bytes");
     expect(report->decomposition_bytes == m.decompositions, c, STEPS, "decomposition_bytes");
-    if (ranks > 1 || dsc_device_is_host(places[c->place].device)) /* a GPU lets them wait in any case */
+    if (ranks > 1 || dsc_device_is_host(places[c->place].device)) /* a GPU keeps batch factors in any case */
         expect(report->exchange_bytes == m.exchange, c, STEPS, "exchange_bytes");
     expect(report->ranks == ranks, c, STEPS, "ranks");
     for (int r = 0; r < ranks; r++) {
@@ -215,7 +214,7 @@ static void test_all(void **state) {
     all_fine(comm);
 }
 
-/* In float32 on the fast device, a few of them. */
+/* A few of the configurations in float32 on the fast device. */
 static int taken;
 
 static void run_some_in_float(const config *c) {
@@ -333,7 +332,7 @@ static double total_held(const config *c, double *largest) {
     return sum;
 }
 
-/* What is held falls from comm-opt over hybrid-opt to mem-opt; all of it together by N, m and 1. */
+/* The memory falls from comm-opt over hybrid-opt to mem-opt; the total is N, m and 1 copies. */
 static void test_memory_falls(void **state) {
     (void)state;
     for (int method = 0; method < METHODS && ranks % 2 == 0 && ranks > 2; method++) {

@@ -215,7 +215,7 @@ static void expected(rig *r, int64_t k, double *p) {
         solve_row(r->solved, o.damping, p + v * WIDTH);
 }
 
-/* nu as it should be, by what became of both layers, which it has shortened already. */
+/* The expected nu, computed from the preconditioned gradients of both layers, which it has multiplied already. */
 static double clip_of(const rig *r, int64_t k, const double *table, double nu) {
     double d[TABLE], other[OUT * IN], weight[OUT * IN], sum = 0;
     gradients_of(k, d, other);
@@ -378,14 +378,14 @@ static void test_not_finite(void **state) {
     put_gradients(&r, 2);
     EXPECT_OK(dsc_kfac_step(r.kfac, r.at->queue, 0.5));
     run(&r, 3);
-    expected(&r, 3, want); /* which decomposes the average of step 0 */
+    expected(&r, 3, want); /* step 3 decomposes the average of step 0 */
     take(r.at, &r.table, got);
     EXPECT(naive_distance(got, want, TABLE) <= 1e-12);
     rig_close(&r);
     all_fine(comm);
 }
 
-/* The default, and by name or kind in skip_layers: not a bit of its gradient changes. */
+/* A head that is left out by default, or by name or kind in skip_layers: not a bit of its gradient changes. */
 static void test_left_out(void **state) {
     (void)state;
     static const char *const expressions[] = {NULL, "^head$", "tied_head"};

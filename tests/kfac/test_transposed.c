@@ -1,7 +1,7 @@
-/* Transposed convolutions. A pixel of the input times the weight is added to a patch of the output, so that such a layer
- * is a 1x1 convolution with an output for every number of the patch, if the gradients of the patches are written out:
- * every form of K-FAC must give the same for both. Strategies on several ranks are compared with the naive
- * implementation, and the case in which the factors are the Fisher matrix with that matrix. */
+/* Transposed convolutions. A pixel of the input times the weight is added to a patch of the output. So such a layer
+ * is a 1x1 convolution with an output for every element of the patch, if the gradients of the patches are written
+ * out: every form of K-FAC must give the same for both. Strategies on several ranks are compared with the naive
+ * implementation; in the case in which the factors give the exact Fisher matrix, they are compared with that. */
 #include "kfac/crew.h"
 
 #include "device/half.h"
@@ -64,7 +64,7 @@ static void test_diagonal_blocks(void **state) {
 
 enum { N = 4, MOST = 2000, STEPS = 4 };
 
-/* Exact in half types. */
+/* A value that 16-bit types represent exactly. */
 static double number(int64_t i) {
     return (double)((i * 37 + 11) % 23 - 11) / 8;
 }
@@ -86,7 +86,7 @@ static int64_t extent(int64_t in, int64_t kernel, int64_t stride, int64_t pad, i
     return (in - 1) * stride - 2 * pad + kernel + extra;
 }
 
-/* What one run of a layer is made of. */
+/* The parameters of one run of a layer. */
 typedef struct trial {
     const place *at;
     dsc_conv2d_shape shape;
@@ -100,7 +100,7 @@ static int64_t rows_of(const trial *t) {
     return t->shape.kernel_h * t->shape.kernel_w * t->shape.out_c;
 }
 
-/* values, in the type and the order of images that the trial asks for. */
+/* Makes a tensor of `values` in the type and the layout that the trial asks for. */
 static dsc_tensor make(const trial *t, const int64_t dim[4], const double *values) {
     dsc_tensor tensor;
     int nchw = t->layout == DSC_NCHW;

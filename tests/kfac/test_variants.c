@@ -117,8 +117,8 @@ static double distance_from_eigen(int split, double damping, double **exact) {
     return sqrt(off / size);
 }
 
-/* What the split is for: where A and G are not of one size, as in convolutions, the inverse comes nearer to the
- * eigen method. */
+/* The purpose of the split: when A and G differ in size, as in convolutions, it brings the inverse nearer to the eigen
+ * method. */
 static void test_split_is_nearer(void **state) {
     (void)state;
     static const double dampings[] = {0.125, 0.01, 0.003};
@@ -166,9 +166,9 @@ static void test_split_refusals(void **state) {
 
 /* ---- averages that start without the identity ---- */
 
-/* The identity leaves nothing behind; with a decay of 3/4 the first four batches count alike. Layers that are
- * absent from some steps count their own. In both devices and types, with the averages moved at once, and after
- * several passes. */
+/* The initial identity has no effect on the averages; with a decay of 3/4 the first four batches have equal weights.
+ * Layers that are absent from some steps count their own updates. On both devices and in both types, with averages that
+ * are updated at once, and after several passes. */
 static void test_warmup(void **state) {
     (void)state;
     static const dsc_dtype types[] = {DSC_F32, DSC_BF16};
@@ -367,8 +367,8 @@ static void test_clip_by_layer(void **state) {
         }
 }
 
-/* The sum of what the layers may change is bounded as with one factor for all, and one gradient that is not
- * finite leaves all of them alone. */
+/* The total change of all layers has the same bound as with one factor for all; with one gradient that is not finite,
+ * no gradient is changed. */
 static void test_clip_by_layer_bound(void **state) {
     (void)state;
     twin t;

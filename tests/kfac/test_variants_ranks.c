@@ -22,7 +22,7 @@ static int all_grids(config *list) {
     return count;
 }
 
-/* Four steps on every grid beside a naive run, with options that `change` has changed. */
+/* Compares four steps on every grid with a naive run, with options changed by `change`. */
 static void run_changed(void (*change)(dsc_kfac_options *options)) {
     config list[16];
     int count = all_grids(list);

@@ -21,7 +21,7 @@ const net_shape twin_mixed[TWIN_MIXED] = {
     {"last", DSC_KFAC_LINEAR, .in_c = 5, .out_c = 3, .bias = 1},
 };
 
-/* One device for both when the environment has chosen it. */
+/* Opens the device of a place; both places use the same one when the environment names a device. */
 static void open_place(place *p) {
     if (chosen())
         p->device = chosen_exact_or(NULL);

@@ -7,8 +7,8 @@
 
 enum { TWIN_SAMPLES = 3, TWIN_MIXED = 4 };
 
-/* Where it is computed: ref in float64, cpu in float32; or the environment's device in both (chosen.h).
- * Opened and closed with the group. */
+/* A device and a type: ref in float64, cpu in float32; or the environment's device in both (chosen.h).
+ * Opened and closed with the group of tests. */
 typedef struct place {
     const char *device;
     dsc_dtype dtype;
@@ -21,7 +21,7 @@ typedef struct place {
 enum { REF, CPU, PLACES };
 extern place places[PLACES];
 extern dsc_comm *alone;
-/* For tensors in memory of the test's own. */
+/* For tensors in the test's own memory. */
 extern dsc_device *host_device;
 extern dsc_queue *host_queue;
 int places_open(void **state);
@@ -39,13 +39,13 @@ typedef struct twin {
     double eps;
 } twin;
 
-/* Damping 1/8, decay 1/2, F = T = 1, no clip: the batch's factors have a large say, the system is of moderate
+/* Damping 1/8, decay 1/2, F = T = 1, no clip: the batch's factors have a large weight, and the system has a moderate
  * condition. */
 dsc_kfac_options twin_options(void);
 void twin_open(twin *t, const place *p, const net_shape *list, int count, const dsc_kfac_options *options);
 void twin_close(twin *t);
-/* One step of both under `hyper`; gradients and nu agree to rounding. kfac must see the same hyper-parameters
- * by itself. */
+/* Runs one step of both under `hyper` and checks that gradients and nu agree to rounding. kfac must get the same
+ * hyper-parameters from its own options or schedule. */
 void twin_step_under(twin *t, const net_step *step, const dsc_kfac_hyper *hyper, const char *what);
 /* The same with the constants of the options. */
 void twin_step(twin *t, const net_step *step, const char *what);

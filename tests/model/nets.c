@@ -126,7 +126,7 @@ static dsc_status build_downsample_swapped(dsc_model *m, dsc_value *logits) {
     return downsample(m, 1, logits);
 }
 
-/* A fused batch norm before other layers with parameters: its gradients are final too early. */
+/* A fused batch norm before other layers with parameters: its gradients are final before those of later layers. */
 static dsc_status build_out_of_order(dsc_model *m, dsc_value *logits) {
     dsc_value x, a, b;
     DSC_TRY(dsc_model_input(m, 4, 4, 2, &x));

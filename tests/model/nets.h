@@ -1,4 +1,4 @@
-/* Small networks and helpers shared by the tests of the model room. Each network covers some kinds of layers
+/* Small networks and helpers shared by the tests of models and executors. Each network covers some kinds of layers
  * or a pattern that the executor treats differently. */
 #ifndef DSC_TESTS_MODEL_NETS_H
 #define DSC_TESTS_MODEL_NETS_H
@@ -43,7 +43,7 @@ dsc_tensor random_labels(dsc_queue *q, uint32_t seed, int64_t n, int64_t classes
 /* Contents of a tensor of F32 or F64 as doubles; free with free(). */
 double *read_doubles(dsc_queue *q, const dsc_tensor *t);
 void write_doubles(dsc_queue *q, const double *host, dsc_tensor *t);
-/* Largest |a[i] - b[i]|, infinite where that is not a number, and largest |a[i]|. */
+/* The largest |a[i] - b[i]|, infinite if one is not a number; and the largest |a[i]|. */
 double largest_difference(int64_t n, const double *a, const double *b);
 double largest(int64_t n, const double *a);
 

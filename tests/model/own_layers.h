@@ -1,11 +1,11 @@
-/* Layers of a program's own, written with the public interface, and networks of them. */
+/* Layers that a program defines itself through the public interface, and networks of them. */
 #ifndef DSC_TESTS_MODEL_OWN_LAYERS_H
 #define DSC_TESTS_MODEL_OWN_LAYERS_H
 
 #include "descent/layer.h"
 #include "model/nets.h"
 
-/* y = scale x + shift, one pair a channel. Host devices. */
+/* y = scale x + shift, with one pair per channel. Host devices. */
 dsc_status own_scale_shift(dsc_model *m, const char *name, dsc_value x, dsc_value *y);
 /* y = a tanh(b), element by element; saves tanh(b), and goes through a temporary. Host devices. */
 dsc_status own_gate(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y);

@@ -25,7 +25,7 @@ static size_t lower_bound(const dsc_interval *list, int n) {
     size_t most = 0;
     for (int i = 0; i < 2 * n; i++) {
         const dsc_interval *one = &list[i / 2];
-        int64_t time = i % 2 ? one->again_first : one->first; /* when one begins, or does again */
+        int64_t time = i % 2 ? one->again_first : one->first; /* when a use begins, the first or the second */
         size_t sum = 0;
         for (int k = 0; k < n; k++)
             if (is_needed(&list[k], time))
@@ -100,7 +100,7 @@ static void test_nested(void **state) {
     assert_int_equal(total, lower_bound(list, 20));
 }
 
-/* Blocks that are needed twice, in between which others are: nothing but those of one time is needed at once. */
+/* Blocks that are needed twice, with others in between: only blocks of the same time need separate memory. */
 static void test_again(void **state) {
     (void)state;
     dsc_interval list[6];

@@ -73,7 +73,7 @@ static double *gradients_of(rig *r) {
     return read_doubles(queue, &grads);
 }
 
-/* At most `terms` roundings on numbers of size `scale`. */
+/* Checks that the values differ by at most `terms` roundings of the largest one. */
 static void assert_close(int64_t n, const double *a, const double *b, double terms) {
     double scale = fmax(largest(n, a), 1);
     assert_true(largest_difference(n, a, b) <= terms * epsilon * scale);
@@ -113,7 +113,7 @@ static void test_fusion(void **state) {
     }
 }
 
-/* Of two batch norms the later takes in the addition, however its terms are ordered. */
+/* When both terms of an addition are batch norms, the later norm takes in the addition, whatever their order is. */
 static void test_fusion_of_two(void **state) {
     (void)state;
     const char *names[] = {"downsample", "downsample, swapped"};
@@ -346,7 +346,7 @@ static void test_accumulate(void **state) {
     }
 }
 
-/* Turned off, a model's label smoothing is not there; turned on, it is again. */
+/* A model's label smoothing can be turned off and on again. */
 static void test_smoothing_off(void **state) {
     (void)state;
     double loss[4];
@@ -434,7 +434,7 @@ static void pixel_loss(const rig *r, dsc_loss loss, double grads[PIXEL_PARAMS], 
     free(sums);
 }
 
-/* By the formulas, from the logits. */
+/* Computes both losses by their formulas, from the logits. */
 static void naive_losses(const rig *r, const int32_t *labels, double *bce, double *dice) {
     double *z = read_doubles(queue, dsc_exec_logits(r->exec)), both = 0, sum = 0;
     *bce = 0;
@@ -448,7 +448,7 @@ static void naive_losses(const rig *r, const int32_t *labels, double *bce, doubl
     free(z);
 }
 
-/* Their sum has the sum of their losses and gradients, and counts rows and right ones once. */
+/* The sum of both losses has the sum of their values and gradients, and counts rows and right predictions once. */
 static void test_pixel_losses(void **state) {
     (void)state;
     const net what = {"pixels", build_pixels, 3, 4, 2, 0, 0};
@@ -474,7 +474,7 @@ static void test_pixel_losses(void **state) {
     }
     assert_fails(DSC_E_INVALID, "loss cross-entropy: the model has 1 outputs at a position",
                  dsc_exec_set_loss(r.exec, DSC_LOSS_CROSS_ENTROPY));
-    /* Labels that are drawn have a likelihood. */
+    /* Drawn labels need a likelihood, which Dice is not. */
     assert_ok(dsc_exec_clear_stats(r.exec, queue));
     assert_ok(dsc_exec_likelihood_loss(r.exec, queue, &r.labels, 1));
     double *sums = read_doubles(queue, dsc_exec_stats(r.exec));
@@ -609,7 +609,8 @@ static void free_record(record *rec) {
     }
 }
 
-/* Of a transposed convolution: w[in_c, patch] += a g, g the patch of the output that the pixel has contributed to. */
+/* The weight gradient of a transposed convolution: w[in_c, patch] += a g, where g is the patch of the output that the
+ * pixel has contributed to. */
 static void expected_transposed_gradient(const record *rec, int64_t layer, double *out) {
     const dsc_layer_info *l = &dsc_model_layers(rec->r->m)[layer];
     const dsc_conv2d_shape *s = l->shape;
@@ -704,7 +705,7 @@ static void test_hooks(void **state) {
         check_hooks(what);
 }
 
-/* Without gradients of parameters: these stay as they are, captures are the same. */
+/* A backward pass that computes no gradients of parameters leaves these as they are and gives the same captures. */
 static void test_capture_only(void **state) {
     (void)state;
     for (const net *what = nets; what->name; what++) {
@@ -741,14 +742,14 @@ static void test_capture_only(void **state) {
     }
 }
 
-/* What was captured, and what it was then: [a, g] of the last captures. */
+/* The tensors [a, g] of the last captures, and copies of their contents at that time. */
 typedef struct lasting {
     int64_t count, changed;
     dsc_tensor tensors[DSC_EXEC_CAPTURES][2];
     double *then[DSC_EXEC_CAPTURES][2];
 } lasting;
 
-/* Compares one of the earlier captures with what it is now, and forgets it. */
+/* Compares the present contents of an earlier capture with the copy, and drops it. */
 static void look_back(lasting *l, int64_t number) {
     int64_t at = number % DSC_EXEC_CAPTURES;
     for (int i = 0; i < 2; i++) {
@@ -958,7 +959,7 @@ static void check_near(const network *what, const char *device_name, const char 
                  part, apart, tolerance);
 }
 
-/* Every parameter's gradient by itself: a wrong one is not lost among the others. */
+/* Compares every parameter's gradient by itself, so that a wrong one is not hidden by the others. */
 static void check_device(const network *what, const char *name, const outcome *truth, double tolerance) {
     outcome o = run_network(what, name, DSC_F32);
     dsc_model *m = NULL;
@@ -977,10 +978,9 @@ static void check_device(const network *what, const char *name, const outcome *t
     free_outcome(&o);
 }
 
-/* Devices in float are as near to the reference in double as float allows: up to 20 layers, each a sum of up
- * to 576 terms whose rounding errors add like a random walk, and batch norms that magnify by less than 10.
- * With TF32, which has 13 bits less, it is the same network still. Double is the reference's on every host
- * device. */
+/* Devices in float are as near to the reference in double as float allows: up to 20 layers, each a sum of up to 576
+ * terms whose rounding errors add like a random walk, and batch norms that magnify by less than 10. TF32 has 13 bits
+ * less, so the limit is larger with it. In double every host device gives the bits of the reference. */
 static void test_devices_agree(void **state) {
     (void)state;
     static const network networks[] = {

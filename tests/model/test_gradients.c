@@ -95,7 +95,7 @@ static void test_networks(void **state) {
         check_net(what, 0);
 }
 
-/* Layers of a program's own, beside built-in ones. */
+/* Layers that a program defines itself, among built-in ones. */
 static void test_own_layers(void **state) {
     (void)state;
     skip_on_chosen("differences need double, on ref");

@@ -1,4 +1,4 @@
-/* Building models: what is refused and with which words, initial values, the state dict, layer lists. */
+/* Building models: refusals and their messages, initial values, the state dict, layer lists. */
 #include "chosen.h"
 
 #include "base/memory.h"
@@ -278,7 +278,7 @@ static void test_chosen_deviation(void **state) {
     assert_fails(DSC_E_INVALID, "standard deviation nan", dsc_model_set_std(m, "fc.weight", (double)NAN));
     assert_fails(DSC_E_INVALID, "no model or no name", dsc_model_set_std(NULL, "fc.weight", 1));
     assert_ok(dsc_model_set_std(m, "fc.weight", 0));
-    assert_ok(dsc_model_set_std(m, "fc.bias", sqrt(2.0 / 25))); /* He's over 25 numbers */
+    assert_ok(dsc_model_set_std(m, "fc.bias", sqrt(2.0 / 25))); /* He's value for a fan-in of 25 */
     assert_ok(dsc_model_seal(m, y));
     assert_constant(&dsc_model_params(m)[0].value, 0);
     assert_drawn(&dsc_model_params(m)[1].value, 1, 25);
@@ -419,7 +419,7 @@ static void test_layer_list(void **state) {
     dsc_model_destroy(&m);
 }
 
-/* Dropouts count on: each has a mask of its own. */
+/* Dropouts are numbered, so that each has its own mask. */
 static void test_dropout_numbers(void **state) {
     (void)state;
     dsc_value x;

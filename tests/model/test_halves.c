@@ -1,5 +1,5 @@
-/* Nets of the zoo in bf16 and fp16: every operation that they are made of takes halves, and loss and gradients are those
- * of float32 up to the rounding of halves. */
+/* Nets of the zoo in bf16 and fp16: all their operations accept 16-bit types, and loss and gradients are those of
+ * float32 up to the rounding of these types. */
 #include "chosen.h"
 
 #include "model/nets.h"
@@ -28,7 +28,7 @@ static int takes_tokens(const half_case *c) {
     return dsc_zoo_takes_tokens(c->name);
 }
 
-/* Tokens as numbers, or pixels. */
+/* Makes the input of a case: tokens, as floats, or pixels. */
 static dsc_tensor make_input(dsc_queue *q, const half_case *c) {
     const int64_t dim[4] = {BATCH, c->side, takes_tokens(c) ? 1 : c->side, c->channels};
     dsc_tensor x = random_tensor(q, 5, DSC_F32, 4, dim);
@@ -43,8 +43,8 @@ static dsc_tensor make_input(dsc_queue *q, const half_case *c) {
     return x;
 }
 
-/* The loss of a training pass; gradients to *grads, which is freed with free(). Those of tokens are the sum of two passes,
- * with rows of logits that tensor cores take. */
+/* Returns the loss of a training pass; *grads gets the gradients, and is freed with free(). For tokens they are the
+ * sum of two passes, with rows of logits of a length that tensor cores accept. */
 static double train_once(dsc_device *device, dsc_queue *q, const half_case *c, dsc_dtype activations,
                          int64_t *n, double **grads) {
     dsc_model_options options;
@@ -108,7 +108,7 @@ static void compare(dsc_device *device, dsc_queue *q, const half_case *c, dsc_dt
 static void test_nets(void **state) {
     (void)state;
     if (!chosen() || strcmp(chosen(), "cuda") != 0)
-        skip(); /* halves are for GPUs */
+        skip(); /* only GPUs have 16-bit types */
     dsc_device *device = open_device("cuda");
     dsc_queue *q = open_queue(device);
     for (int i = 0; i < CASES; i++) {

@@ -1,6 +1,6 @@
-/* Layers of a program's own (descent/layer.h): a dense layer that equals the built-in one to the bit, memory
- * and betas (through the networks of own_layers.h, whose gradients are checked in test_gradients.c), what
- * K-FAC is handed, and definitions that make no sense. */
+/* Layers that a program defines itself (descent/layer.h): a dense layer that gives the same bits as the built-in one,
+ * memory and betas (through the networks of own_layers.h, whose gradients are checked in test_gradients.c), captures
+ * for K-FAC, and invalid definitions. */
 #include "chosen.h"
 
 #include "base/memory.h"
@@ -326,7 +326,7 @@ static void test_bad_definitions(void **state) {
     dsc_model_destroy(&m);
 }
 
-/* A layer whose forward fails, by name; and allocations that fail while it is added. */
+/* A layer whose forward fails is named in the message; allocations may fail while a layer is added. */
 static void test_failures(void **state) {
     (void)state;
     dsc_model *m = NULL;

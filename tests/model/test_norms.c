@@ -1,5 +1,5 @@
-/* What a backward pass hands out about norms: with these tensors the gradients of scale and shift are sums
- * that can be computed by hand, also where the ReLU or an addition is part of the operation. */
+/* The tensors of norms that a backward pass hands out: from these the test computes the gradients of scale and shift as
+ * explicit sums, also when the ReLU or an addition is part of the operation. */
 #include "test.h"
 
 #include "model/graph.h"
@@ -19,7 +19,7 @@ typedef struct record {
     double gamma[MOST][CHANNELS], shift[MOST][CHANNELS]; /* by number */
 } record;
 
-/* Where the statistic of element i is: of its channel, or of its group in the position or the sample. */
+/* The index of the statistic of element i: that of its channel, or of its group in the position or the sample. */
 static int64_t statistic_at(const dsc_norm_tensors *t, int64_t i) {
     int64_t c = t->x.dim[2], positions = t->x.dim[1];
     if (t->invstd.ndim == 1)
@@ -105,7 +105,7 @@ static dsc_status fail_norm(void *context, dsc_queue *q, int64_t norm, const dsc
     return DSC_E_NUMERIC;
 }
 
-/* The failure of the function is that of the pass. */
+/* When the function fails, the pass fails with its status. */
 static void test_failure(void **state) {
     (void)state;
     for (const net *what = nets; what->name; what++) {

@@ -2,7 +2,8 @@
  * all kinds of training executors, which place values and gradients in memory in different ways.
  *
  * Values of a net are [BATCH, HEIGHT, 1, CHANNELS] throughout, so that any two of them can be added. All layers are
- * smooth. The quotient is off by about its difference from that of half the step; a wrong place is off by far more. */
+ * smooth. The error of the quotient is about its difference from that of half the step; a wrong memory plan causes a
+ * far larger one. */
 #include "chosen.h"
 
 #include "base/rng.h"

@@ -64,7 +64,7 @@ static dsc_model *make_net(const net *what, int recompute) {
     return m;
 }
 
-/* Sums of what captures got, and of what an earlier one got when the second next was called. */
+/* Check sums of the captured tensors at the capture, and again when the second next capture is called. */
 typedef struct captured {
     int64_t count; /* of this pass */
     int64_t total;
@@ -135,8 +135,8 @@ static dsc_tensor make_input(const dsc_model *m) {
     return x;
 }
 
-/* An executor: with repeated passes each step has a backward pass for captures alone, one for gradients and one that adds
- * to these, all after one forward pass; else one pass for captures and gradients. */
+/* How an executor is run: with repeated passes each step has a backward pass for captures alone, one for gradients
+ * and one that adds to these, all after one forward pass; else one backward pass for captures and gradients. */
 typedef struct plan {
     dsc_exec_mode mode;
     int lasting, repeated;
@@ -211,7 +211,8 @@ static void expect_same(const char *name, const result *kept, const result *agai
     assert_true(again->bytes <= kept->bytes);
 }
 
-/* Both kinds of executors, for captures that are used at once and for those that last. */
+/* Compares both kinds of executors, with captures that are used at once and with captures that must stay valid
+ * longer. */
 static void compare_net(const net *what) {
     for (int lasting = 0; lasting < 2; lasting++) {
         const plan p = {DSC_EXEC_TRAIN, lasting, 1};
@@ -294,7 +295,8 @@ static void test_once_zoo(void **state) {
         }
 }
 
-/* After its backward pass nothing is computed from what is left of a forward pass. */
+/* After the single backward pass of DSC_EXEC_TRAIN_ONCE the executor refuses to use the overwritten forward pass
+ * again. */
 static void test_once_refuses(void **state) {
     (void)state;
     dsc_model *m = make_zoo(&models[2], 0);
@@ -318,7 +320,8 @@ static void test_once_refuses(void **state) {
     dsc_model_destroy(&m);
 }
 
-/* Activations of a deep GPT grow with their number of blocks; with recompute only what passes between them does. */
+/* The activations of a deep GPT grow with its number of blocks; with recompute only the sums passed between blocks
+ * do. */
 static void test_depth(void **state) {
     (void)state;
     const zoo_case few = {"gpt-mini:layers=8,heads=2,width=16,dropout=0", 64, 1, 1, 13, 1, 1},
@@ -339,7 +342,7 @@ static void test_depth(void **state) {
     assert_true(kept <= 2 * sum);
 }
 
-/* Evaluation keeps nothing, and so has nothing to compute again. */
+/* Evaluation keeps no values for a backward pass, so recompute changes nothing. */
 static void test_evaluation(void **state) {
     (void)state;
     size_t bytes[2];

@@ -126,7 +126,7 @@ static double quotient(rig *r, dsc_tensor *element, double value, double h) {
     return (above - below) / (2 * h);
 }
 
-/* Twice: the second pass adds to the gradients of the first. */
+/* Checks gradients after two passes: the second one adds to the gradients of the first. */
 static void check_gradients(int kind) {
     const double h = 1e-5;
     rig r = open_rig("ref", DSC_F64, kind);
@@ -201,7 +201,7 @@ typedef struct bert {
     double loss;
 } bert;
 
-/* Row `row` of parameter i gets values that depend on its name's place, not on the number of rows. */
+/* Fills every row of parameter i with values that depend on i and the row, not on the number of rows. */
 static void fill_params(bert *b) {
     for (int64_t i = 0; i < dsc_model_param_count(b->m); i++) {
         dsc_tensor value = dsc_model_params(b->m)[i].value;
@@ -314,7 +314,7 @@ static void test_names(void **state) {
     dsc_device_destroy(&device);
 }
 
-/* What captures get of a linear layer on a sequence. */
+/* Records the tensors that captures of a linear layer on a sequence get. */
 static dsc_status see(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a, const dsc_tensor *g) {
     (void)q;
     assert_true(a->ndim == 3 && a->dim[0] == BATCH && a->dim[1] == POSITIONS && a->dim[2] == WIDTH);
@@ -337,7 +337,7 @@ static void test_captures(void **state) {
     close_rig(&r);
 }
 
-/* The tables that captures get: 1 with tokens, 2 without. */
+/* Records the tables that captures get: 1 with tokens, 2 without. */
 static dsc_status see_table(void *context, dsc_queue *q, int64_t table, const dsc_tensor *tokens,
                             const dsc_tensor *dy) {
     (void)q;
@@ -398,7 +398,7 @@ static void test_captured_tables(void **state) {
     check_positions(1);
 }
 
-/* What a capture of a tied head gets, and how often it came. */
+/* The tensor that captures of a tied head get, and the number of captures. */
 typedef struct tied_input {
     double *a;
     int64_t count;
@@ -414,7 +414,7 @@ static dsc_status see_tied(void *context, dsc_queue *q, int64_t head, const dsc_
     return DSC_OK;
 }
 
-/* The input times the table is what the head gave, also where memory is used again within one backward pass. */
+/* The captured input times the table is the output of the head, also when memory is reused within one backward pass. */
 static void check_tied(int kind, dsc_exec_mode mode) {
     rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, kind);
     tied_input input = {0};
@@ -451,7 +451,7 @@ static void test_captured_tied(void **state) {
     }
 }
 
-/* Position by position, with a cache, the logits are those of the whole sequence; also when it begins anew. */
+/* Decoding position by position, with a cache, gives the logits of the whole sequence; also after a new start. */
 static void check_decoder(int kind) {
     rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, kind);
     dsc_exec *whole, *decoder;

@@ -122,7 +122,7 @@ static void check_close(const char *what, int number, int64_t n, const double *g
         fail_msg("case %d: %s is off by %g, more than %g", number, what, off, bound);
 }
 
-/* Outputs of an executor, against the formula. */
+/* Compares the outputs of an executor with the formula. */
 static void check_outputs(dsc_queue *q, const geometry *g, const dsc_model *m, const dsc_exec *exec,
                           const dsc_tensor *x, int number) {
     sizes s = sizes_of(g);
@@ -141,7 +141,8 @@ static void check_outputs(dsc_queue *q, const geometry *g, const dsc_model *m, c
     free(got);
 }
 
-/* Gradients of the weights and of the bias. The gradient dy = softmax - onehot follows from the outputs. */
+/* Compares the gradients of the weights and of the bias. The gradient dy = softmax - onehot follows from the
+ * outputs. */
 static void check_gradients(dsc_queue *q, const geometry *g, const dsc_model *m, const dsc_exec *exec,
                             const dsc_tensor *x, const int32_t *labels, int number) {
     sizes s = sizes_of(g);

@@ -191,7 +191,7 @@ static void test_spec_fuzz(void **state) {
     assert_ok(dsc_zoo_default_input(spec, NULL, NULL, NULL));
 }
 
-/* One layer; fails on a model of 7 classes without a message, on one of 8 with one, and gets 9 wrong. */
+/* Builds one layer; for 7 classes it fails without a message, for 8 with one, and for 9 it builds wrong logits. */
 static dsc_status build_own(void *context, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits) {
     ++*(int *)context;
     if (classes == 7)
@@ -272,7 +272,7 @@ static void expect_conv_norm(list *l, const char *conv, const char *norm, int64_
     expect(l, norm, "num_batches_tracked", 0, &out);
 }
 
-/* Of a model that is built but not sealed. */
+/* Compares the list with the tensors of a model that is built but not sealed. */
 static void assert_tensors(const dsc_model *m, const list *l) {
     assert_int_equal(m->tensor_count, l->count);
     for (int i = 0; i < l->count; i++) {
@@ -284,7 +284,7 @@ static void assert_tensors(const dsc_model *m, const list *l) {
     }
 }
 
-/* Of a sealed one. */
+/* Compares the list with the state dict of a sealed model. */
 static void assert_state(const dsc_model *m, const list *l) {
     const dsc_state_entry *s = dsc_model_state(m);
     assert_tensors(m, l);
@@ -535,7 +535,7 @@ static int64_t build_unet(const char *spec, int64_t side) {
     return s.h;
 }
 
-/* At every depth: the sides that are taken, those that a message names, the margin, and the default side. */
+/* At every depth: the sides that are accepted, those that a message names, the margin, and the default side. */
 static void test_unet_sides(void **state) {
     (void)state;
     for (int depth = 1; depth <= 6; depth++)
@@ -566,7 +566,7 @@ static void test_unet_sides(void **state) {
     assert_int_equal(dsc_zoo_margin("unet:depth=2"), 20);
 }
 
-/* As published He's, before batch norms a sixth of his variance. */
+/* Initial values as published by He; before batch norms a sixth of that variance. */
 static void test_unet_initial_values(void **state) {
     (void)state;
     const struct {
@@ -703,7 +703,7 @@ static void test_gpt_sizes(void **state) {
     }
 }
 
-/* Standard deviation 0.02, in projections into the sum of the blocks less, the more blocks there are. */
+/* The standard deviation is 0.02; that of projections into the sum of the blocks falls with the number of blocks. */
 static void test_gpt_initial_values(void **state) {
     (void)state;
     dsc_model *m = build_unsealed("gpt2", 0, 0);
@@ -793,7 +793,7 @@ static void test_created(void **state) {
     dsc_model_destroy(&m);
 }
 
-/* Products by hand: 2 for every weight at every position, and 4 positions^2 width in attention. */
+/* Explicit counts of operations: 2 for every weight at every position, and 4 positions^2 width in attention. */
 static void test_flops(void **state) {
     (void)state;
     const struct {

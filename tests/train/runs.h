@@ -11,7 +11,7 @@
  * without TF32, for comparisons that expect float32's rounding. */
 void runs_open(dsc_comm **comm, dsc_device **device);
 void runs_open_exact(dsc_comm **comm, dsc_device **device);
-/* So many steps more than asked for a run may take before it stops: 0 on a host device. */
+/* The number of steps that a run may still take after a request to stop: 0 on a host device. */
 int runs_lag(const dsc_device *device);
 /* Contents of a tensor; to be freed. Waits for the queue. */
 void *runs_read(dsc_queue *queue, const dsc_tensor *t);
@@ -30,17 +30,17 @@ dsc_kfac_options *kfac_of(const dsc_train_options *options);
  * steps later. */
 void runs_stop_at(void *context, const dsc_progress *progress);
 
-/* Trains, and gives the warnings of that run, a line each. They stay until the next such run. */
+/* Trains, and returns the warnings of that run, one per line. They stay valid until the next such run. */
 dsc_status runs_noting(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                        const char **warnings);
 
-/* The number of tensors that differ in a bit between the checkpoints of a step in two directories, model and
- * state file and an average of the weights, the time that was spent left out; also counts those that only one has. */
+/* The number of tensors that differ in a bit between the checkpoints of a step in two directories: model file, state
+ * file and the average of the weights, without the time spent. Tensors that only one has also count. */
 int runs_differences(const char *directory, const char *other, int64_t step);
 
 /* All lines of metrics.jsonl; every one must parse. The caller decrefs it. */
 json_t *runs_lines(const char *directory);
-/* How many are of this kind, and the n-th (from 0) of them, which stays owned by `lines`. */
+/* runs_count: the number of lines of this kind. runs_line: the n-th of them, from 0, which stays owned by `lines`. */
 int runs_count(json_t *lines, const char *kind);
 json_t *runs_line(json_t *lines, const char *kind, int n);
 

@@ -1,6 +1,5 @@
-/* Ranks that stand at different steps come together anew, as after the loss of another, for survive.sh. Every
- * rank for which all is as it should be says so on stdout; MPI's end would wait for the lost, so there is
- * none. */
+/* For survive.sh: ranks at different steps continue together, as after the loss of another rank. Every rank whose
+ * checks have passed says so on stdout. MPI is not finalised, because that would wait for the lost rank. */
 #include "train/survive.h"
 #include "base/error.h"
 #include "train/sync.h"
@@ -52,8 +51,8 @@ static int64_t kfac_step_entry(const dsc_kfac *kfac) {
     return i;
 }
 
-/* Rank r has done 2 r steps more than rank 0, and K-FAC began one step later. The last one's metrics have
- * failed, as far as rank 0 knows. */
+/* Moves the ranks apart: rank r has done 2 r steps more than rank 0, and K-FAC began one step later. Rank 0 believes
+ * that the metrics of another rank have failed. */
 static void part(dsc_trainer *t) {
     int64_t step = 10 + 2 * rank, kfac_step = step - 1;
     t->state.step = step;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Where ranks go on after a loss (survive.c). Skipped where the launcher ends the whole job with its first rank.
+# Ranks continue after the loss of another (survive.c). Skipped if the launcher ends the whole job with its first rank.
 set -uo pipefail
 ranks=3
 read -r -a flags <<<"${DESCENT_MPIEXEC_FLAGS:-}"

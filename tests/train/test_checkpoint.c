@@ -86,7 +86,7 @@ static void fill(const dsc_tensor *t, int64_t first) {
     free(host);
 }
 
-/* Everything that a checkpoint holds gets a value of its own. */
+/* Sets everything that a checkpoint stores to different values. */
 static void tiny_fill(tiny *t, int64_t step) {
     for (int64_t i = 0; i < dsc_model_param_count(t->model); i++)
         fill(&dsc_model_params(t->model)[i].value, 1000 * i);
@@ -279,7 +279,7 @@ static void test_latest(void **state) {
     assert_int_equal(scratch_count(path, ".tmp"), 1);
 }
 
-/* `best` names a checkpoint that is there, or does not exist. */
+/* The file `best` names an existing checkpoint, or does not exist. */
 static void test_best(void **state) {
     (void)state;
     char path[SCRATCH_SIZE], *best = NULL;
@@ -358,7 +358,7 @@ static void damage(const char *path) {
     free(data);
 }
 
-/* Files that are torn, damaged or missing are passed over, newest first. */
+/* Of the checkpoints, from the newest on, those with truncated, damaged or missing files are skipped. */
 static void test_newest_intact(void **state) {
     (void)state;
     tiny t;
@@ -399,8 +399,8 @@ static void write_and_die(const char *path) {
     _exit(0);
 }
 
-/* Two writers of one file do not disturb each other. What a dead one leaves is swept, what belongs to one
- * that lives on this machine stays. */
+/* Two writers of one file do not disturb each other. Temporary files of a dead process are removed, those of a process
+ * that runs on this machine stay. */
 static void test_two_writers(void **state) {
     (void)state;
     char path[SCRATCH_SIZE], file[SCRATCH_SIZE], name[SCRATCH_SIZE];
@@ -532,7 +532,7 @@ static void test_mismatches(void **state) {
     tiny_close(&t);
 }
 
-/* Numbers that no run has are refused with file and value, and nothing is taken over. */
+/* Numbers that no run can have are refused with file and value, and nothing is loaded. */
 static void test_bad_numbers(void **state) {
     (void)state;
     static const struct {
@@ -622,7 +622,7 @@ static void patch(const char *path, const char *name, const void *value) {
     free(data);
 }
 
-/* Where a run stands, in a state file that was damaged after it was written. */
+/* Invalid values for the progress of a run, in a state file that was damaged after it was written. */
 static void test_bad_place(void **state) {
     (void)state;
     static const struct {

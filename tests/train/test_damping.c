@@ -157,8 +157,8 @@ static void plain(dsc_train_options *o) {
     (void)o;
 }
 
-/* Bounds that leave no choice: the trials leave no trace in parameters, statistics or K-FAC, and the state has
- * one number more. */
+/* With equal bounds, which leave the damping no choice, the trials change nothing in parameters, statistics or K-FAC,
+ * and the state only has one number more. */
 static void test_no_trace(void **state) {
     (void)state;
     void (*const changes[])(dsc_train_options *) = {plain, two_batches, normed, with_norms};
@@ -179,7 +179,7 @@ static void test_no_trace(void **state) {
     }
 }
 
-/* The parameters that are tried are those that K-FAC preconditions. */
+/* Trials move exactly the parameters that K-FAC preconditions. */
 static void test_tried(void **state) {
     (void)state;
     for (int norms = 0; norms < 2; norms++) {
@@ -196,7 +196,7 @@ static void test_tried(void **state) {
     }
 }
 
-/* A table that a head shares is tried once, where K-FAC preconditions it. */
+/* A table that a head shares is moved only once in a trial, and only if K-FAC preconditions it. */
 static void test_tried_head(void **state) {
     (void)state;
     char text[800], data[SCRATCH_SIZE + 8], file[SCRATCH_SIZE];
@@ -336,7 +336,7 @@ static void test_resume(void **state) {
     assert_ok(dsc_train_run(comm, device, &o, NULL));
 }
 
-/* A device that cannot record comes to the same bits. */
+/* A device that cannot record gives the same bits. */
 static void test_recorded(void **state) {
     (void)state;
     char recorded[SCRATCH_SIZE], unrecorded[SCRATCH_SIZE];

@@ -173,7 +173,7 @@ static void test_resume(void **state) {
     json_decref(b);
 }
 
-/* The average changes nothing in the training; one can be begun, and left, when a run is resumed. */
+/* The average changes nothing in the training; it can be switched on or off when a run is resumed. */
 static void test_come_and_go(void **state) {
     (void)state;
     char with[SCRATCH_SIZE], without[SCRATCH_SIZE];

@@ -60,7 +60,7 @@ static void test_learns(void **state) {
     all_fine(comm);
 }
 
-/* Nobody to gossip with: the bits of a run that all-reduces. */
+/* A single rank, which has no peers, gives the same bits as all-reduce. */
 static void test_alone(void **state) {
     (void)state;
     dsc_train_options o;
@@ -85,9 +85,8 @@ static void test_alone(void **state) {
     all_fine(comm);
 }
 
-/* With everybody as peer all ranks hold the average after every step, and a step of the average is one with
- * the average gradient, momentum and decay included: all-reduce up to rounding. The limit is that of p ranks
- * against one. */
+/* When all ranks are peers they hold the average after every step, and a step of the average is one with the average
+ * gradient, momentum and decay included: all-reduce up to rounding. The limit is that of p ranks compared with one. */
 static void test_complete(void **state) {
     (void)state;
     enum { STEPS = 9 };
@@ -129,8 +128,8 @@ static void test_bytes(void **state) {
 
 /* ---- stop and resume ---- */
 
-/* Rank 0 writes a graph on which weights are not 1: everybody sends to rank 0, which sends half of what it
- * has to all. */
+/* Rank 0 writes a graph on which weights are not 1: all ranks send to rank 0, which sends half of its own values to
+ * all. */
 static const char *star(char path[SCRATCH_SIZE]) {
     char text[1024];
     int used = snprintf(text, sizeof text, "ranks %d\nstep\n", ranks);
@@ -235,7 +234,7 @@ static void test_signal(void **state) {
     dsc_train_options o;
     dsc_train_result result = {.size = sizeof result};
     for (int i = 0; i < WAYS; i++) {
-        if (!possible(&ways[i]) || i == 1 || i == 2) /* sgp, osgp-2, adpsgd */
+        if (!possible(&ways[i]) || i == 1 || i == 2) /* only sgp, osgp-2, adpsgd */
             continue;
         const int apart = ways[i].kind == DSC_CONSENSUS_ADPSGD, epoch_steps = apart ? 3000 : 80;
         snprintf(data, sizeof data, "synthetic:%d", ranks * epoch_steps);
@@ -348,7 +347,7 @@ static void test_eval(void **state) {
     all_fine(comm);
 }
 
-/* Numerators and statistics are back, bit for bit, after the average was shown. */
+/* Numerators and statistics are restored, bit for bit, after the average was swapped in. */
 static void test_eval_gives_back(void **state) {
     (void)state;
     char path[SCRATCH_SIZE];

@@ -1,4 +1,4 @@
-/* What the tests of training by gossip share: the ranks, small runs and what they leave behind. */
+/* Shared by the tests of training by gossip: the ranks, small runs, and checks of their results. */
 #ifndef DSC_TESTS_TRAIN_TEST_GOSSIP_H
 #define DSC_TESTS_TRAIN_TEST_GOSSIP_H
 
@@ -42,7 +42,7 @@ static const way ways[] = {
 };
 enum { WAYS = sizeof ways / sizeof ways[0] };
 
-/* Pairs of ranks need an even number of them. */
+/* 1 when the algorithm works with this number of ranks: adpsgd pairs ranks, so it needs an even number. */
 static inline int possible(const way *w) {
     return w->kind != DSC_CONSENSUS_ADPSGD || ranks % 2 == 0 || ranks == 1;
 }
@@ -65,7 +65,7 @@ static inline void gossip_options(dsc_train_options *o, const way *w, const char
     follow(w, o);
 }
 
-/* A trainer after so many steps. Collective. */
+/* A trainer that has done `steps` steps. Collective. */
 static inline dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, int steps) {
     dsc_trainer *t = NULL;
     EXPECT_OK(dsc_trainer_create_named(with, device, o, &t));

@@ -1,5 +1,5 @@
-/* Gossip and K-FAC: factors of all ranks, of peers, of the own rank alone; resuming with the same bits, and
- * from files of other ways, ranks and scopes; damaged files; what is refused. */
+/* Gossip and K-FAC: factors of all ranks, of peers, of each rank alone; resuming with the same bits, and from files of
+ * other algorithms, numbers of ranks and scopes; damaged files; refused options. */
 #include "train/test_gossip.h"
 
 #include "base/rng.h"
@@ -71,9 +71,9 @@ static void test_learns(void **state) {
     all_fine(comm);
 }
 
-/* Everybody's peer: running factors that are all mixed before they move are those of a common K-FAC, but for
- * the batch that is still under way. With a decay of 1 nothing moves: they stay the average of where the
- * ranks started, exactly. */
+/* When all ranks are peers, running factors that are mixed before every update are those of a common K-FAC, except for
+ * the batch that is still under way. With a decay of 1 updates change nothing: the factors stay exactly the average of
+ * the ranks' initial ones. */
 static void test_factors_mix(void **state) {
     (void)state;
     dsc_train_options o;
@@ -110,8 +110,8 @@ static void set_factors(dsc_trainer *t, float value) {
     EXPECT_OK(dsc_queue_sync(t->queue));
 }
 
-/* Rank 0 sends long before the others and moves its factors from 1 to 2 in the meantime, half by a decay of
- * 1/2: then the mean M counts half, too, 2 + (M - 1) / 2. Nobody else's messages are late. */
+/* Rank 0 sends long before the others, and its factors change from 1 to 2 in the meantime, by an update with a decay of
+ * 1/2. So the mean M counts half, too: 2 + (M - 1) / 2. The messages of the other ranks are not late. */
 static void test_late(void **state) {
     (void)state;
     dsc_train_options o;
@@ -144,8 +144,8 @@ static void test_late(void **state) {
     all_fine(comm);
 }
 
-/* Rank 0 has begun a round, the others have not: they take part with what they have. Then nothing is under
- * way, and no bit changes. */
+/* Rank 0 has begun a round, the others have not: settling makes them take part with their present factors. Afterwards
+ * nothing is under way, and settling again changes no bit. */
 static void test_settle(void **state) {
     (void)state;
     dsc_train_options o;
@@ -194,7 +194,7 @@ static void test_bytes(void **state) {
 
 /* ---- resuming ---- */
 
-/* Stopped after so many of 8 steps, and resumed: the bits of a run that was never stopped. */
+/* A run stopped after `steps` of 8 steps and resumed gives the bits of a run that was never stopped. */
 static void check_stopped(dsc_train_options *o, int64_t steps, const char *label) {
     char whole[SCRATCH_SIZE], parts[SCRATCH_SIZE], name[96];
     o->out = folder(label, whole);
@@ -226,8 +226,8 @@ static void test_resume(void **state) {
     all_fine(comm);
 }
 
-/* Factors are cut into blocks from epoch 1 (step 4) on: before, the file's list is not that which a new K-FAC
- * begins with. Decompositions in steps 0, 3, 6. */
+/* Factors are cut into blocks from epoch 1 (step 4) on. Before, the file's list of entries differs from that of a new
+ * K-FAC. Decompositions are in steps 0, 3, 6. */
 static void test_resume_blocks(void **state) {
     (void)state;
     static const int64_t stops[] = {1, 7};
@@ -245,8 +245,8 @@ static void test_resume_blocks(void **state) {
     all_fine(comm);
 }
 
-/* Factors move in steps 0, 2, 4, 6; step 3 decomposes what came of the move before, whether or not the ranks
- * have met between. */
+/* Factors are updated in steps 0, 2, 4, 6; step 3 decomposes the result of the update before it, whether or not there
+ * was a synchronisation point in between. */
 static void test_resume_between(void **state) {
     (void)state;
     dsc_train_options o;
@@ -256,7 +256,7 @@ static void test_resume_between(void **state) {
     all_fine(comm);
 }
 
-/* Everything that a run can go on from: all ranks start from the model file, with weights of 1. */
+/* Continues from the file of a different run: all ranks start from the model file, with weights of 1. */
 static void check_other(dsc_comm *with, const char *file, const way *w, dsc_kfac_scope scope) {
     dsc_train_options o;
     dsc_trainer *t = NULL;
@@ -378,7 +378,7 @@ static void test_fuzz(void **state) {
     all_fine(comm);
 }
 
-/* Rewrites one tensor of a state file in place, and leaves out the check sums, which would tell. */
+/* Rewrites one tensor of a state file in place, and removes the check sums, which would reveal the change. */
 static void overwrite(const char *file, const char *name, size_t index, double value) {
     dsc_st_reader *reader = NULL;
     size_t size;
@@ -395,7 +395,7 @@ static void overwrite(const char *file, const char *name, size_t index, double v
     scratch_forget_sums(file);
 }
 
-/* What makes no sense is named with its file, on all ranks. */
+/* Invalid values are refused with the name of their file, on all ranks. */
 static void test_damaged(void **state) {
     (void)state;
     static const struct {

@@ -58,7 +58,7 @@ static int same(const dsc_model *a, const dsc_model *b) {
 /* Gives a tensor of the model's file its name in the new one, or returns 0 to leave it out. */
 typedef int (*renaming)(const char *name, char out[NAME]);
 
-/* A tensor that the new file has as well. */
+/* An additional tensor of the new file. */
 typedef struct extra {
     const char *name;
     dsc_dtype dtype;
@@ -279,7 +279,7 @@ static void test_refused(void **state) {
     dsc_model_destroy(&into);
 }
 
-/* What differs from its other name is found under the hub's names, too. */
+/* Under the hub's names, too, it is detected when the two names of a tied tensor have different values. */
 static void test_untied(void **state) {
     (void)state;
     static const extra head[] = {{"lm_head.weight", DSC_F32, 2, {VOCABULARY, 2}}, {.name = NULL}};
@@ -290,7 +290,7 @@ static void test_untied(void **state) {
     dsc_model_destroy(&m);
 }
 
-/* A classifier's or a causal model's start from BertModel's file: what it has is taken, the rest named. */
+/* A partial load from BertModel's file into other models: the tensors it has are loaded, the others are reported. */
 static void test_partial(void **state) {
     (void)state;
     dsc_model *a = gpt2(1), *b = gpt2(2);

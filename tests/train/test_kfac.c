@@ -254,7 +254,7 @@ static void test_metrics(void **state) {
     json_decref(lines);
 }
 
-/* No eigenvalues with the inverse; layers left out are not there. */
+/* With the inverse the metrics have no eigenvalues; layers that are left out are missing in them. */
 static void test_metrics_inverse(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
@@ -370,7 +370,7 @@ static void test_resume(void **state) {
 
 /* ---- checkpoints of other runs ---- */
 
-/* A run of 4 steps, and options that go on from it. */
+/* Makes a run of 4 steps, and options that continue it. */
 static void write_one(const char *name, char out[SCRATCH_SIZE], dsc_train_options *o) {
     static char paths[PATHS][SCRATCH_SIZE + 64];
     static int next;
@@ -409,7 +409,7 @@ static void test_other_state(void **state) {
     assert_string_equal(warnings, "");
 }
 
-/* Without K-FAC's state its factors start anew; with too little of it the run is refused. */
+/* From a file without K-FAC's state its factors start anew; a file with only a part of it is refused. */
 static void test_lacking_state(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
@@ -534,7 +534,7 @@ static void test_refresh(void **state) {
     check_kept("auto-after-shared-warm", DSC_KFAC_WARM, data);
 }
 
-/* A checkpoint of a run with exact decompositions is all that a run with warm ones needs, and the other way round. */
+/* A run with warm refresh can continue from a checkpoint of one with exact decompositions, and vice versa. */
 static void test_other_refresh(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
@@ -555,7 +555,7 @@ static void test_other_refresh(void **state) {
 
 /* ---- damaged files ---- */
 
-/* Where the numbers of a tensor lie in the file. */
+/* The offset of a tensor's data in the file. */
 static size_t place_of(const char *path, const char *name) {
     dsc_st_reader *reader = NULL;
     assert_ok(dsc_st_open(path, &reader));
@@ -666,9 +666,8 @@ static int same_tensor(const char *a, const char *b, const char *name) {
     return same;
 }
 
-/* While it only watches, K-FAC changes nothing: neither loss nor parameters, whatever Fisher matrix it
- * gathers. The sampled one has the inputs of the empirical, but other gradients; another seed, others again.
- */
+/* While it only gathers factors, K-FAC changes neither loss nor parameters, with either Fisher matrix. The sampled one
+ * has the same factors A as the empirical one but other factors G, and a second run gives the same bits. */
 static void test_sampled(void **state) {
     (void)state;
     char sgd[SCRATCH_SIZE], empirical[SCRATCH_SIZE], sampled[SCRATCH_SIZE], again[SCRATCH_SIZE];
@@ -718,8 +717,8 @@ static double cosine(const char *out, const char *start, int least) {
     return found;
 }
 
-/* The preconditioned gradient points elsewhere than the gradient; with factors that vanish beside the damping
- * it does not. */
+/* The preconditioned gradient differs in direction from the gradient; with factors that are negligible beside the
+ * damping it does not. */
 static void test_angle(void **state) {
     (void)state;
     char paper[SCRATCH_SIZE], pytorch[SCRATCH_SIZE];
@@ -765,7 +764,7 @@ static void test_faster(void **state) {
 
 /* ---- recorded steps ---- */
 
-/* A device that cannot record runs every step as it is, and comes to the same bits. */
+/* A device that cannot record runs every step directly, and gives the same bits. */
 static void check_recorded(const char *name, variant change) {
     char recorded[SCRATCH_SIZE], plain_steps[SCRATCH_SIZE], other[64];
     const dsc_device_table *table = device->table;

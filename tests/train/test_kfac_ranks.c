@@ -1,5 +1,5 @@
-/* K-FAC in runs on several ranks: the same whatever the strategy, equal to one rank of the whole batch,
- * resumed with the same bits, and on other numbers of ranks and under other strategies. */
+/* K-FAC in runs on several ranks: the same result with every strategy, equal to one rank with the whole batch; resumed
+ * with the same bits, and on other numbers of ranks and under other strategies. */
 #include "chosen.h"
 #include "comm/parallel.h"
 
@@ -65,9 +65,9 @@ static double distance(const dsc_trainer *a, const dsc_trainer *b, const dsc_tra
     return sqrt(apart / travelled);
 }
 
-/* Of a sum of gradients added in another order, sqrt(terms) eps each; the factors' relative error is as large
- * and reaches P multiplied by the condition of vG vA' + damping, which `condition` bounds; 8 for constants.
- */
+/* The limit for a difference: a sum of gradients that is added in another order has an error of sqrt(terms) eps; that
+ * of the factors is as large and reaches P multiplied by the condition of vG vA' + damping, which `condition` bounds;
+ * 8 for constants. */
 static double limit(const dsc_trainer *t, double condition) {
     double terms = (double)(t->step_images * 1024);
     return 8 * STEPS * sqrt(terms) * 0x1p-24 * condition;
@@ -292,7 +292,7 @@ static void test_resume(void **state) {
     all_fine(comm);
 }
 
-/* Goes on from the checkpoint of step 2, which another strategy wrote, to where `whole` stands. */
+/* Continues from the checkpoint of step 2, which another strategy wrote, to the step of `whole`. */
 static void go_on(dsc_comm *with, dsc_train_options *o, const recipe *r, const dsc_trainer *start,
                   const dsc_trainer *whole, double most) {
     dsc_trainer *t = NULL;

@@ -216,7 +216,7 @@ static void test_bad_facts(void **state) {
     assert_fails(DSC_E_NOT_FOUND, "nowhere", dsc_checkpoint_verify("nowhere"));
 }
 
-/* `descent eval` takes such a file as it takes a run's. */
+/* Such a file can be evaluated like that of a run. */
 static void test_evaluated(void **state) {
     (void)state;
     const char *path = scratch_path(directory, "eval.safetensors");
@@ -303,7 +303,7 @@ static void write_parts(const char *path, const part *parts, int count) {
     dsc_st_writer_destroy(&w);
 }
 
-/* One of each type. conv.weight lies there as [o][i][h][w] = [2][3][1][2]. */
+/* A file with one tensor of each type. It has conv.weight as [o][i][h][w] = [2][3][1][2]. */
 static void test_types(void **state) {
     (void)state;
     const char *path = scratch_path(directory, "types.safetensors");
@@ -344,7 +344,7 @@ static void test_types(void **state) {
     dsc_model_destroy(&m);
 }
 
-/* What cannot be taken is named with file, tensor and value, and the model stays as it was. */
+/* Files that cannot be loaded are refused with file, tensor and value, and the model stays as it was. */
 static void test_refused(void **state) {
     (void)state;
     const char *path = scratch_path(directory, "refused.safetensors");
@@ -527,7 +527,7 @@ static dsc_model *tied_model(uint64_t seed) {
     return m;
 }
 
-/* Written twice; read where it is there once or twice, and refused where the two differ. */
+/* A tied tensor is written twice; it is read when the file has it once or twice, and refused when the two differ. */
 static void test_tied(void **state) {
     (void)state;
     const char *path = scratch_path(directory, "tied.safetensors");

@@ -1,4 +1,4 @@
-/* Training runs with a model, a data set and a layer of the program's own, all found by their registered
+/* Training runs with a model, a data set and a layer that the program defines itself, all found by their registered
  * names: a dense layer that declares itself linear is trained by K-FAC exactly as the built-in one. */
 #include "test.h"
 

@@ -1,4 +1,4 @@
-/* Sequences with padding in a run: more of it changes neither K-FAC's factors nor the gradients. */
+/* Sequences with padding in a run: more padding changes neither K-FAC's factors nor the gradients. */
 #include "test.h"
 
 #include "descent/model.h"
@@ -136,7 +136,8 @@ static float *read_entry(const run *r, int64_t i, int64_t *count) {
     return numbers;
 }
 
-/* Averages of factors and norms. Positions that are padding in all samples keep what is left of the identity. */
+/* Compares the averages of factors and norms. For positions that are padding in all samples only the rest of the
+ * initial identity remains. */
 static int compare_factors(const run *few, const run *many) {
     int compared = 0;
     for (int64_t i = 0; i < dsc_kfac_state_count(few->trainer->kfac); i++) {

@@ -60,7 +60,8 @@ static double distance(const dsc_trainer *a, const dsc_trainer *b, const dsc_tra
     return sqrt(apart / travelled);
 }
 
-/* The limit as in the test of accumulation: 8 * steps * sqrt(terms) * eps, relative to the way gone. */
+/* The limit is that of the test of accumulation: 8 * steps * sqrt(terms) * eps, relative to the distance from the
+ * start. */
 static void check_equal(const char *model, int64_t micro) {
     dsc_train_options o;
     char data[32];
@@ -155,7 +156,7 @@ static void test_report(void **state) {
     all_fine(comm);
 }
 
-/* What one rank was asked for alone is refused by all, unless it is its own business. */
+/* An option that only one rank has is refused by all ranks, unless it may differ between ranks. */
 static void test_other_options(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
@@ -176,7 +177,7 @@ static void test_other_options(void **state) {
     all_fine(comm);
 }
 
-/* Epochs that differ between the ranks are refused by all, where options do not name the data. */
+/* Epochs of different lengths on the ranks are refused by all, when options do not name the data. */
 static void test_other_epochs(void **state) {
     (void)state;
     dsc_train_options o;
@@ -192,7 +193,7 @@ static void test_other_epochs(void **state) {
     all_fine(comm);
 }
 
-/* Of two trainers on one communicator each works in its own queue. */
+/* Two trainers on one communicator each work in their own queue. */
 static void test_two_trainers(void **state) {
     (void)state;
     dsc_train_options o;
@@ -446,8 +447,8 @@ static void test_not_finite(void **state) {
     all_fine(comm);
 }
 
-/* Bytes from one rank to another. A block that nobody has sent to in time stays: what comes later is written
- * there. */
+/* Moves bytes from one rank to another. A block whose message has not arrived in time stays allocated, because a later
+ * message is written there. */
 static void test_carrier(void **state) {
     (void)state;
     enum { BYTES = 1000 };
@@ -516,7 +517,7 @@ static void check_same_text(const char *text) {
     EXPECT(own == first);
 }
 
-/* All ranks take those that rank 0 has chosen, and so does a run that goes on, tuned or not. */
+/* All ranks use the engines that rank 0 has chosen, and so does a run that continues, whether it tunes or not. */
 static void test_engines(void **state) {
     (void)state;
     char out[SCRATCH_SIZE], *text = NULL, *later = NULL;
@@ -548,7 +549,7 @@ static void test_engines(void **state) {
     all_fine(comm);
 }
 
-/* What only rank 0 finds out ends all of them. */
+/* An error that only rank 0 finds ends all ranks. */
 static void test_agreed(void **state) {
     (void)state;
     dsc_train_options o;

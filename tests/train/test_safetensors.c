@@ -185,7 +185,7 @@ static void test_cut_while_open(void **state) {
 
 /* ---- writing ---- */
 
-/* A header that no reader would take: nothing is written. */
+/* A header too long for any reader: nothing is written. */
 static void test_long_header(void **state) {
     (void)state;
     enum { LIMIT = 100 * 1000 * 1000 };
@@ -269,7 +269,7 @@ static void test_disk_full(void **state) {
 
 /* ---- check sums ---- */
 
-/* What becomes of a file: DSC_OK, or the first error of opening it and reading all of it. */
+/* Opens a file and reads all of it: DSC_OK, or the first error. */
 static dsc_status verify_file(const char *path) {
     dsc_st_reader *r = NULL;
     dsc_status status = dsc_st_open(path, &r);

@@ -1,5 +1,5 @@
-/* The tokenizer in a model's file: all kinds are stored whole, text is generated with them without the data, and bad
- * ones are refused. */
+/* The tokenizer in a model's file: all kinds are stored completely, text is generated with them without the data, and
+ * invalid ones are refused. */
 #include "test.h"
 
 #include "base/rng.h"
@@ -133,7 +133,7 @@ static void test_none(void **state) {
     assert_fails(DSC_E_INVALID, "holds no tokenizer and does not say which data", generate(path, NULL, &g));
 }
 
-/* As in a folder of the hub. */
+/* The tokenizer is read from files beside the model's, as in a folder of the hub. */
 static void test_beside(void **state) {
     (void)state;
     generated g, given;

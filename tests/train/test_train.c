@@ -146,7 +146,7 @@ static void check_step_line(json_t *line, int i) {
     assert_true(number(line, "gradients") == 0); /* one rank sends nothing */
 }
 
-/* The share of the peak that a line has is that of its own rate, but for the four digits after its point. */
+/* The utilisation in a line belongs to the rate in the same line, up to its rounding to four digits. */
 static void check_utilisation(json_t *run, json_t *line) {
     const double flops = number(run, "flops_per_sample"), peak = number(run, "peak_flops_per_s");
     const double expected = number(line, "images_per_s") * 3 * flops / peak;
@@ -366,8 +366,7 @@ static void test_stop_before(void **state) {
     assert_int_equal(result.steps, 3);
 }
 
-/* More steps than before: the checkpoint at the end of a finished run is one to go on from. A run that is
- * done is not done again. */
+/* A finished run can be continued with more steps from its last checkpoint. Without more steps nothing is done. */
 static void test_extend(void **state) {
     (void)state;
     char out[SCRATCH_SIZE], other[SCRATCH_SIZE];
@@ -568,7 +567,7 @@ static void test_not_finite(void **state) {
     assert_int_equal(scratch_count(out, ".safetensors"), 0);
 }
 
-/* Parameters that are fine do not make a good checkpoint of a model whose statistics are not. */
+/* A model whose statistics are not finite is not saved, even if all its parameters are. */
 static void test_bad_statistics(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];

@@ -1,4 +1,4 @@
-/* The public trainer, around a model and data of the caller's: what a program outside the library can do. */
+/* The public trainer with the caller's own model and data, used as by a program outside the library. */
 #include "descent/descent.h"
 #include "test.h"
 #include "train/kfac_setup.h"
@@ -103,7 +103,7 @@ static void drop(bundle *b) {
     dsc_dataset_close(&b->train);
 }
 
-/* All parameters, in memory of the caller's. */
+/* All parameters, in new memory that the caller frees. */
 static double *values(const bundle *b) {
     dsc_tensor t = dsc_model_values(b->model);
     float *host = malloc(dsc_tensor_bytes(&t));
@@ -125,7 +125,7 @@ static void assert_same_values(const bundle *a, const bundle *b) {
     free(y);
 }
 
-/* A run of one's own net learns, with K-FAC as well; its result and what the trainer says of itself agree. */
+/* A run with the caller's own net learns, with K-FAC as well; its result agrees with what the trainer reports. */
 static void test_run(void **state) {
     dsc_kfac_options kfac;
     (void)state;
@@ -145,7 +145,7 @@ static void test_run(void **state) {
     }
 }
 
-/* Steps by hand give the bits of a run; reports count steps and epochs. */
+/* Single steps give the same bits as a run; reports count steps and epochs. */
 static void test_steps(void **state) {
     dsc_train_options o = options();
     (void)state;
@@ -238,7 +238,7 @@ static void test_resume(void **state) {
     scratch_remove(folder);
 }
 
-/* What does not fit together is refused when the trainer is made. */
+/* A model and data that do not fit together are refused when the trainer is created. */
 static void test_refused(void **state) {
     dsc_train_options o = options();
     dsc_trainer *t = NULL;
@@ -333,7 +333,7 @@ static void test_run_again(void **state) {
     drop(&twice);
 }
 
-/* A request to stop is over with the trainer that has reported it. */
+/* A request to stop ends when the trainer that has reported it is destroyed. */
 static void test_stop_of_steps(void **state) {
     dsc_train_options o = options();
     dsc_step_report report = {.size = sizeof report};
@@ -348,7 +348,7 @@ static void test_stop_of_steps(void **state) {
     }
 }
 
-/* A trainer that is made with options.resume stands where the checkpoint does before its first step. */
+/* A trainer created with options.resume is at the step of the checkpoint before its own first step. */
 static void test_made_to_resume(void **state) {
     char folder[SCRATCH_SIZE];
     dsc_train_options o = options();
@@ -384,7 +384,7 @@ static void count_differences(void *context, const dsc_progress *progress) {
         ++*(int *)context;
 }
 
-/* Options that belong to model and data are not looked at, and the file `config` names what was trained. */
+/* Options about model and data are ignored, and the file `config` names the actual model and data. */
 static void test_unused_options(void **state) {
     char folder[SCRATCH_SIZE], path[SCRATCH_SIZE + 8], line[256];
     dsc_train_options o = options();
@@ -414,8 +414,8 @@ static void test_unused_options(void **state) {
     scratch_remove(folder);
 }
 
-/* A validation set of other images is refused at once, one that is handed to an evaluation then; training can
- * go on. */
+/* A validation set of other images is refused at once; one that is passed to an evaluation is refused then, and
+ * training can continue. */
 static void test_wrong_validation(void **state) {
     dsc_train_options o = options();
     dsc_trainer *t = NULL;
@@ -515,8 +515,8 @@ static dsc_model *table_net(int tied) {
     return m;
 }
 
-/* K-FAC gets norms and tables where the options ask for them, a table that a head shares as one to leave out, and the head
- * where there is one that shares a table. */
+/* K-FAC gets norms and tables if the options ask for them; a table that a head shares is marked as left out. The
+ * head itself is listed if it shares a table and the options ask for it. */
 static void test_tables(void **state) {
     (void)state;
     for (int i = 0; i < 8; i++) {
@@ -568,7 +568,7 @@ static dsc_status on_table(void *context, dsc_queue *q, int64_t table, const dsc
     return DSC_OK;
 }
 
-/* What a backward pass hands out about tables adds up to their gradients. */
+/* The tensors that a backward pass hands out for tables add up to the tables' gradients. */
 static void test_table_tensors(void **state) {
     double sums[2][TOKENS][WIDTH] = {{{0}}};
     dsc_model *m = table_net(0);
@@ -732,7 +732,7 @@ static void test_soft_labels(void **state) {
     scratch_remove(file);
 }
 
-/* Options that look at evaluations need something to evaluate. */
+/* Options that depend on evaluations are refused without validation data. */
 static void test_nothing_to_evaluate(void **state) {
     (void)state;
     dsc_train_options o = options();

@@ -1,4 +1,5 @@
-/* The numbers that warnings about a run go by: the loss and the accuracy of guessing, and how far the latter may be off. */
+/* The values that warnings about a run compare with: the loss and the accuracy of guessing, and the deviation of the
+ * latter. */
 #include "test.h"
 
 #include "descent/log.h"
@@ -80,7 +81,7 @@ static void test_loss(void **state) {
     end(t, m, data);
 }
 
-/* Warns or not of an accuracy of 20 % among ten classes. */
+/* 1 when there is a warning about an accuracy of 20 % among ten classes. */
 static int warned(int64_t images, int64_t positions, int64_t labels) {
     dsc_model *m;
     dsc_dataset *data;

@@ -1,5 +1,5 @@
-"""The names of kfac-pytorch over descent's K-FAC: a script that imports `kfac` runs after changing
-that import to `descent.kfac`.
+"""descent's K-FAC under the names of kfac-pytorch: a script that imports `kfac` runs after that
+import is changed to `descent.kfac`.
 
     from descent import kfac
     preconditioner = kfac.preconditioner.KFACPreconditioner(model, ...)

@@ -19,8 +19,8 @@ class KFACPreconditioner(KFAC):
     """K-FAC under the interface of kfac-pytorch 0.4.
 
     Differences: convolution factors are scaled as in the paper (scaling="kfac-pytorch" gives that
-    program's scale); factors and inverses always travel as triangles unless symmetry_aware=False is
-    given; the outer product of eigenvalues is formed in advance only when
+    program's scale); factors and inverses are always sent as triangles unless symmetry_aware=False
+    is given; the outer product of eigenvalues is formed in advance only when
     compute_eigenvalue_outer_product=True is given; further arguments of descent.torch.KFAC may be
     given by name.
     """
@@ -91,7 +91,7 @@ class KFACPreconditioner(KFAC):
         )
 
     def state_dict(self, include_factors: bool = True, collective: bool = False) -> Dict[str, Any]:
-        """The state, by one rank alone as in kfac-pytorch.
+        """The state. May be called on one rank alone, as in kfac-pytorch.
 
         With strategies other than COMM_OPT a rank holds the factors of some layers only. It then
         returns those, with a warning; collective=True, on all ranks, returns all of them on rank 0.

@@ -1,4 +1,4 @@
-"""The arguments of KFAC that are one of several names, and the library's numbers for them."""
+"""The arguments of KFAC that take one of several names, and the library's numbers for the names."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The library's consensus around a model and an optimiser of torch.
 
-Outside of this class the parameters always hold the values z of this rank, so that forward passes,
-evaluation and state dicts see what they should. The optimiser of the program changes z; what it has
-changed is added to the numerators x when the next step begins: x + (new z - z). That is the same
-update for every optimiser, and weight decay reads z.
+Outside of this class the parameters always hold the values z of this rank, which forward passes,
+evaluation and state dicts need. The optimiser of the program changes z; its change is added to the
+numerators x when the next step begins: x + (new z - z). So every optimiser can be used, and weight
+decay reads z.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MEAN, _OWN = 0, 1  # dsc_values
 
 
 def layout_of(tensor: torch.Tensor) -> bytes:
-    """Shape and order of the elements, as a text that must be the same on all ranks."""
+    """Shape and memory order of the elements, as a text that must be the same on all ranks."""
     shape = ",".join(map(str, tensor.shape))
     text = f"[{shape}]"
     if not tensor.is_contiguous():
@@ -132,7 +132,7 @@ class Consensus:
         self._check_parameters()
         self.comm = _comm.as_communicator(comm)
         if algorithm == "adpsgd":
-            self.comm = self.comm.over_host()  # its thread knows no common order of operations
+            self.comm = self.comm.over_host()  # NCCL needs one order of operations on all ranks
         options = initialised(ConsensusOptions, "consensus_options")
         options.kind = KINDS[algorithm]
         options.graph = graph.encode() if graph else None
@@ -151,7 +151,7 @@ class Consensus:
         self._versions: List[int] = []
         self._shown = False  # between before_forward and the update
         self._own_shown = False  # settled, and z = x / w swapped in
-        self._began = False  # a step has begun at all
+        self._began = False  # a step has begun since the creation or the last restore
         self._sent = False  # between an update and the next `begin`: parts of x may be on their way
         self._updated = False
         self._lr = 0.0
@@ -204,7 +204,7 @@ class Consensus:
         return self._handle
 
     def close(self) -> None:
-        """Frees it, with the values of this rank in the parameters. Collective."""
+        """Frees the object and leaves the values of this rank in the parameters. Collective."""
         if not self._handle:
             return
         if self._began:
@@ -245,7 +245,7 @@ class Consensus:
         self._updated = False
 
     def mark_updated(self, lr: Optional[float] = None) -> None:
-        """The optimiser has changed the parameters. In-place operations are noticed without it."""
+        """Notes that the optimiser has changed the parameters. In-place operations need no note."""
         self._updated = True
         if lr is not None:
             self._lr = lr
@@ -256,7 +256,7 @@ class Consensus:
         return any(p._version != v for p, v in zip(self._params, self._versions))
 
     def _leave_own(self) -> None:
-        """From z, swapped in after settling, back to the numerators."""
+        """Puts the numerators back into the parameters, after _show_own."""
         if not self._own_shown:
             return
         changed = None
@@ -270,16 +270,16 @@ class Consensus:
             _copy(changed, self._params)
 
     def _show_own(self) -> None:
-        """After settling: z in the parameters."""
+        """After settling: puts z into the parameters."""
         if self.weight != 1:
             lib.dsc_consensus_swap_in(self.handle, self._device.follow(), _OWN)
             self._own_shown = True
         self._note_versions()
 
     def begin(self) -> None:
-        """Before a forward pass of training: an update since the last one is sent, messages that
-        have arrived are added, and the parameters hold z. Repeated before an update it does
-        nothing."""
+        """Before a forward pass of training: sends an update since the last one, adds messages that
+        have arrived, and puts z into the parameters. Does nothing if it is called again before an
+        update."""
         handle = self.handle
         if self._device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
@@ -309,8 +309,8 @@ class Consensus:
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Ends an update: what the optimiser has changed is added to x, and x is sent where the
-        algorithm sends after the update. Afterwards the parameters hold x."""
+        """Ends an update: adds the optimiser's change to x, and sends x if the algorithm sends
+        after the update. Afterwards the parameters hold x."""
         if not self._shown:
             raise InvalidError(
                 f"{self.what}: an update without a forward pass in training mode before it"
@@ -334,8 +334,9 @@ class Consensus:
         self._note_versions()
 
     def update(self, step: Callable[[], Any], lr: Optional[float] = None) -> None:
-        """For adpsgd: runs the optimiser on the newest values, which the averaging thread leaves
-        alone meanwhile; the gradients are of older ones. The parameters hold the new values."""
+        """For adpsgd: runs the optimiser on the newest values, while the averaging thread does not
+        change them; the gradients belong to older values. Afterwards the parameters hold the new
+        values."""
         handle = self.handle
         if not self._shown:
             raise InvalidError(
@@ -361,16 +362,16 @@ class Consensus:
 
     @property
     def began(self) -> bool:
-        """A step has begun since the creation or the last restore."""
+        """Whether a step has begun since the creation or the last restore."""
         return self._began
 
     @property
     def in_flight(self) -> bool:
-        """Parts of the values may be on their way to other ranks."""
+        """Whether parts of the values may be on their way to other ranks."""
         return self._shown or self._sent
 
     def numerators(self) -> None:
-        """x instead of z in the parameters, until the next `begin`."""
+        """Puts x instead of z into the parameters, until the next `begin`."""
         self._leave_own()
         if not self._shown:
             return
@@ -385,8 +386,8 @@ class Consensus:
     # ---- gradients ----
 
     def average_gradients(self) -> None:
-        """Averages the gradients over all ranks (allreduce) or those of the group. Collective among
-        them."""
+        """Averages the gradients over all ranks (allreduce) or over those of the group. Collective
+        among these ranks."""
         copies = []
         for i, (name, p) in enumerate(zip(self._names, self._params)):
             grad = p.grad
@@ -420,8 +421,8 @@ class Consensus:
         self._sent = False
 
     def show(self) -> None:
-        """Before a forward pass that is not of training: z in the parameters. Does nothing unless
-        `commit` has been called by itself."""
+        """Before a forward pass outside of training: puts z into the parameters. Does nothing
+        unless `commit` was called without a `begin` after it."""
         if self._sent:
             self.begin()
 
@@ -432,7 +433,7 @@ class Consensus:
 
     @contextlib.contextmanager
     def mean(self) -> Iterator[None]:
-        """The mean over all ranks in the parameters. Collective."""
+        """Puts the mean over all ranks into the parameters. Collective."""
         self._settle()
         lib.dsc_consensus_swap_in(self.handle, self._device.follow(), _MEAN)
         try:
@@ -450,7 +451,7 @@ class Consensus:
         return {"distance": distance.value, "norm": norm.value}
 
     def set_peers(self, peers: int) -> None:
-        """Peers per step from now on. Collective."""
+        """Sets the number of peers per step from now on. Collective."""
         self._settle()
         try:
             lib.dsc_consensus_set_peers(self.handle, int(peers))
@@ -459,8 +460,8 @@ class Consensus:
 
     @torch.no_grad()
     def restore(self, weight: float, rounds: int, steps: int, numerators: bool) -> None:
-        """Continues from a checkpoint, whose values are in the parameters. Nothing may be in
-        flight."""
+        """Continues from a checkpoint, whose values the parameters hold already. No messages may be
+        in flight."""
         if self._own_shown:
             values = [p.detach().clone() for p in self._params]
             lib.dsc_consensus_swap_out(self.handle, self._device.follow())

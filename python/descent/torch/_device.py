@@ -1,8 +1,8 @@
 """Devices and tensors of torch as those of the library, without copies.
 
-One device and one queue of the library serve each torch device. The queue wraps torch's current
-stream: `follow` moves it along when that changes, so that work of the library runs in the order of
-torch's own.
+Each torch device has one device and one queue of the library. The queue wraps torch's current
+stream, and `follow` switches it when the current stream changes, so that the library's work runs in
+the order of torch's own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Device:
     def _current_stream(self) -> int:
         if self.torch_device.type != "cuda":
             return 0
-        if _raw_stream is not None:  # without making an object of it
+        if _raw_stream is not None:  # avoids creating a stream object
             return int(_raw_stream(self.torch_device.index))
         return int(torch.cuda.current_stream(self.torch_device).cuda_stream)
 
@@ -102,7 +102,7 @@ def device_of(device: torch.device) -> Device:
 
 
 def single_device(tensors: Mapping[str, torch.Tensor], what: str) -> torch.device:
-    """The device that all these tensors are on; an error that names two that are not together."""
+    """The device of all these tensors; raises an error that names two on different devices."""
     first = None
     for name, tensor in tensors.items():
         if first is None:

@@ -1,4 +1,4 @@
-"""The hooks by which layers hand their tensors to K-FAC, and what torch.compile sees of them."""
+"""The hooks by which layers hand their tensors to K-FAC, in a form that torch.compile accepts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .layers import Layer
 
 
 class Switch:
-    """Whether layers hand their tensors to K-FAC in this step. torch.compile makes a program for
-    each of the two values, so that steps without captures stay whole graphs."""
+    """Whether layers hand their tensors to K-FAC in this step. torch.compile compiles the model
+    once for each value, so that steps without captures are not split into several graphs."""
 
     __slots__ = ("on",)
 
@@ -25,7 +25,7 @@ def _never() -> bool:
     return False
 
 
-# Whether torch.compile is tracing the caller.
+# Tells whether torch.compile is tracing the caller.
 _is_compiling: Callable[[], bool] = getattr(
     getattr(torch, "compiler", None), "is_compiling", _never
 )

@@ -1,4 +1,4 @@
-"""What a torch model consists of, without its wrappers; and what cannot be trained here."""
+"""A torch model without its wrappers: its parameters, and wrappers that are not supported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def refuse_sharded(model: nn.Module, what: str) -> None:
-    """Raises an error that names the wrapper when the parameters are not whole on every rank."""
+    """Raises an error that names the wrapper when not every rank has whole parameters."""
     for name, module in model.named_modules():
         kind = type(module).__name__
         if kind in ("FullyShardedDataParallel", "DataParallel", "FSDPModule", "DeepSpeedEngine"):

@@ -1,9 +1,9 @@
 """The number of terms that a loss averages over, for the scale of G.
 
 With a loss that is the mean of M terms, G = M sum g g' over a layer's rows of output gradients g.
-The library takes one term for each image of a convolution and for each row of a linear layer, which
-is right for classifiers and language models. Where it is not, `loss_terms` gives the number of
-terms for each of them, and G is multiplied by it.
+The library assumes one term for each image of a convolution and for each row of a linear layer,
+which is right for classifiers and language models. For other losses `loss_terms` gives the number
+of terms per image or row, and G is multiplied by it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class LossTerms:
         return value
 
     def loss_scale(self) -> float:
-        """The loss scale that multiplies all G by the terms of the first layer."""
+        """The loss scale by which all G are multiplied by the terms of the first layer."""
         self._first = self._number(self._of[0])
         return 1.0 / math.sqrt(self._first)
 
     def adjust(self, index: int, g: torch.Tensor) -> torch.Tensor:
-        """The output gradient of a layer, multiplied where its terms are not the first layer's."""
+        """The output gradient of a layer, multiplied if its terms differ from the first layer's."""
         terms = self._of[index]
         if terms is self._of[0] or terms == self._of[0]:
             return g

@@ -29,7 +29,7 @@ _log = logging.getLogger("descent")
 
 
 class _Wrapper(nn.Module):
-    """What both wrappers share: a module, and the consensus over its parameters."""
+    """The base of both wrappers: a module, and the consensus over its parameters."""
 
     def __init__(self, module: nn.Module, device_ids: Optional[Sequence[Any]]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _Wrapper(nn.Module):
 
     def close(self) -> None:
         """Completes all messages and frees the library's memory; the module keeps the values of
-        this rank. Collective. Without it the memory is freed when the object is garbage."""
+        this rank. Collective. If it is not called, the memory is freed by garbage collection."""
         self._consensus.close()
 
     @property
@@ -75,9 +75,9 @@ class _Wrapper(nn.Module):
 
     @contextlib.contextmanager
     def averaged(self, buffers: bool = True) -> Iterator[nn.Module]:
-        """The mean of all ranks in the parameters, and in floating-point buffers such as the
-        statistics of batch norm, for evaluation or saving; afterwards this rank's own again.
-        Collective.
+        """A context in which the parameters, and floating-point buffers such as the statistics of
+        batch norm, hold the mean of all ranks, for evaluation or saving; afterwards they hold this
+        rank's own values again. Collective.
 
             with model.averaged():
                 validate(model)
@@ -96,7 +96,7 @@ class _Wrapper(nn.Module):
                         buffer.copy_(value)
 
     def distance(self) -> Dict[str, float]:
-        """`distance`: sqrt(mean over ranks |z - mean|^2), and `norm`: that of the mean.
+        """Returns `distance`, sqrt(mean over ranks |z - mean|^2), and `norm`, the norm of the mean.
         Collective."""
         return self._consensus.distance()
 
@@ -120,7 +120,7 @@ class _Wrapper(nn.Module):
         "is_ps_numerator": False, and the position in the graph}.
 
         finish_gossip: completes all messages first, so that nothing is lost; collective. Otherwise
-        the state is that of a start from this rank's own values, and needs no other rank.
+        the state is one that starts from this rank's own values; no other rank takes part.
         """
         c = self._consensus
         if finish_gossip:
@@ -151,7 +151,7 @@ class _Wrapper(nn.Module):
 
 
 class GossipDataParallel(_Wrapper):
-    """Trains a module by gossip: every rank has parameters of its own and exchanges with few.
+    """Trains a module by gossip: every rank has its own parameters and exchanges them with a few.
 
         model = GossipDataParallel(module, graph="exponential")
         for x, y in batches:                 # of this rank
@@ -160,18 +160,18 @@ class GossipDataParallel(_Wrapper):
             optimizer.step()
             optimizer.zero_grad()
 
-    The forward pass in training mode sends the last update, adds what has arrived and shows this
-    rank's values z in the parameters, where the optimiser, any of torch's, changes them. Call
-    transfer_params() after the optimiser to send at once, and always with an optimiser that
-    changes parameters through `.data`, which is not noticed.
+    The forward pass in training mode sends the last update, adds messages that have arrived and
+    puts this rank's values z into the parameters, where the optimiser, any of torch's, changes
+    them. Call transfer_params() after the optimiser to send at once, and always with an optimiser
+    that changes parameters through `.data`, because such changes are not noticed.
 
     device_ids: None, or the one GPU that the module is moved to.
     rank, world_size: checked against the communicator.
     graph, mixing: an object, class or name of descent.torch.graphs; shares are uniform.
     push_sum: False: D-PSGD, ranks exchange in pairs. overlap: OSGP; synch_freq: steps that
         messages may be late.
-    nprocs_per_node: so many neighbouring ranks average their gradients, at the end of each backward
-        pass, and gossip as one; `no_sync` leaves that out. 0: the ranks of a node.
+    nprocs_per_node: number of neighbouring ranks that average their gradients, at the end of each
+        backward pass, and gossip as one; `no_sync` skips the averaging. 0: the ranks of a node.
     peer_timeout: seconds to wait for a peer; 0: for ever.
     comm_device, use_streams, local_node_group: accepted, without effect.
     comm: a descent.comm.Communicator, an mpi4py communicator or a torch.distributed process group;
@@ -241,21 +241,21 @@ class GossipDataParallel(_Wrapper):
             self._consensus.show()
 
     def transfer_params(self) -> None:
-        """After optimizer.step(): sends the update now, not at the next forward pass. Until then
-        the parameters hold numerators."""
+        """After optimizer.step(): sends the update now, not at the next forward pass. Until that
+        pass the parameters hold numerators."""
         if self._consensus._shown:
             self._consensus.commit()
 
     def ps_numerator(self) -> None:
-        """The numerators x in the parameters, until unbias() or the next forward pass."""
+        """Puts the numerators x into the parameters, until unbias() or the next forward pass."""
         self._consensus.numerators()
 
     def unbias(self) -> None:
-        """The values z = x / w in the parameters."""
+        """Puts the values z = x / w into the parameters."""
         self._consensus.begin()
 
     def update_gossiper(self, attr: str, value: Any) -> None:
-        """Changes peers_per_itr, the peers that a rank sends to in a step. Collective."""
+        """Changes peers_per_itr, the number of peers that a rank sends to in a step. Collective."""
         if attr != "peers_per_itr":
             raise InvalidError(f"update_gossiper: '{attr}': only peers_per_itr can be changed")
         if int(value) != self._peers:
@@ -264,8 +264,8 @@ class GossipDataParallel(_Wrapper):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside do not average gradients over the node, for all but the last pass
-        of a step that accumulates gradients."""
+        """A context in which backward passes do not average gradients over the node; for all but
+        the last pass of a step that accumulates gradients."""
         before, self._sync = self._sync, False
         try:
             yield
@@ -278,7 +278,7 @@ class GossipDataParallel(_Wrapper):
 
 
 def _make_gradient_hook(this: "weakref.ref[GossipDataParallel]") -> Callable[[torch.Tensor], None]:
-    """Called for every gradient: the first one of a backward pass asks for a call at its end."""
+    """A hook for every gradient: the first one of a backward pass queues a call at its end."""
 
     def hook(gradient: torch.Tensor) -> None:
         wrapper = this()
@@ -294,7 +294,7 @@ def _make_gradient_hook(this: "weakref.ref[GossipDataParallel]") -> Callable[[to
 
 class BilatGossipDataParallel(_Wrapper):
     """AD-PSGD: a thread averages the parameters with one peer at a time, at any moment, while this
-    rank trains and waits for nobody.
+    rank trains and waits for no other rank.
 
         model = BilatGossipDataParallel(module, lr=0.1)
         for x, y in batches:
@@ -376,7 +376,7 @@ class BilatGossipDataParallel(_Wrapper):
         self._gossips = False
 
     def enable_gossip(self) -> None:
-        """Averaging goes on at the next forward pass."""
+        """Resumes averaging at the next forward pass."""
         self._gossips = True
 
     def _end_of_backward(self) -> None:
@@ -408,15 +408,15 @@ def _make_update_hook(
     return hook
 
 
-# ---- optimisers that are noticed ----
+# ---- noticing the steps of optimisers ----
 
 _watched: "weakref.WeakSet[Consensus]" = weakref.WeakSet()
 _watching = False
 
 
 def _watch_optimizers(consensus: Consensus) -> None:
-    """From torch 2.0 on every optimiser reports its steps, also those that change parameters in
-    ways that version counters do not show."""
+    """Registers a hook for the steps of all optimisers (torch 2.0 and later), which also reports
+    changes of parameters that version counters do not show."""
     global _watching
     _watched.add(consensus)
     module = sys.modules.get("torch.optim.optimizer")  # torch.optim has no such name in torch 1
@@ -448,9 +448,9 @@ def average(
 ) -> Any:
     """Averages tensors over the ranks by rounds of gossip; returns new ones, in the same structure.
 
-    steps: rounds. None: as many as the graph needs for the exact average, or one period where it
-        never is exact. peers: peers per round. pairwise: ranks exchange in pairs (the graph must be
-        a matching) and no push-sum weight is needed.
+    steps: rounds. None: as many as the graph needs for the exact average, or one period if it is
+        never exact. peers: peers per round. pairwise: ranks exchange in pairs (the graph must be a
+        matching) and no push-sum weight is needed.
     Collective; shapes and memory formats must be the same on all ranks. bfloat16 and float16 are
     averaged in float32.
     """

@@ -1,4 +1,4 @@
-"""Graphs of gossip: who sends to whom in which step.
+"""Graphs of gossip: which rank sends to which in each step.
 
 The classes have the names and arguments of the Stochastic Gradient Push program; everything else is
 the C library's (descent/topology.h), where each graph has a name. Wherever a graph is expected, the
@@ -58,13 +58,13 @@ class Topology:
         return bool(lib.dsc_topology_is_matching(self._handle))
 
     def out(self, rank: int, step: int) -> Tuple[float, List[Tuple[int, float]]]:
-        """The share that a rank keeps, and (receiver, share) of what it sends."""
+        """The share that a rank keeps, and (receiver, share) for each rank that it sends to."""
         kept = c_double()
         count = lib.dsc_topology_out(self._handle, rank, step, self._edges, byref(kept))
         return kept.value, [(edge.rank, edge.share) for edge in self._edges[:count]]
 
     def into(self, rank: int, step: int) -> List[Tuple[int, float]]:
-        """(sender, share) of what a rank receives."""
+        """(sender, share) for each rank that a rank receives from."""
         count = lib.dsc_topology_in(self._handle, rank, step, self._edges)
         return [(edge.rank, edge.share) for edge in self._edges[:count]]
 
@@ -141,7 +141,7 @@ class GraphManager:
         return self._topology.period > 1
 
     def is_passive(self, rank: Optional[int] = None) -> bool:
-        """In a bipartite graph even nodes answer, odd ones ask."""
+        """Whether this node only answers: in a bipartite graph even nodes do, and odd ones ask."""
         node = (self.rank if rank is None else rank) // self.nprocs_per_node
         return self.bipartite and node % 2 == 0
 
@@ -209,7 +209,7 @@ class Base2Graph(GraphManager):
 
 
 class UniformMixing:
-    """A rank keeps as much as each of its peers gets. The only mixing that there is."""
+    """A rank keeps as much as each of its peers gets. No other mixing is supported."""
 
     def __init__(self, graph: Optional[GraphManager] = None, device: Any = None) -> None:
         self.graph, self.device = graph, device
@@ -234,7 +234,7 @@ def check_mixing(mixing: Any, what: str) -> None:
 
 
 def name_of(graph: Any, what: str) -> Tuple[Optional[str], int]:
-    """The library's name of a graph, and the peers per step that it was made for (0: not said)."""
+    """The library's name of a graph, and the peers per step that it was made for (0: unknown)."""
     if graph is None:
         return None, 0
     if isinstance(graph, str):

@@ -83,24 +83,24 @@ class KFAC(torch.optim.Optimizer):
     accumulation_steps: backward passes before each step(); each loss must be divided by it.
     compute_method: "eigen" or "inverse".
     refresh: "exact", or "warm" to rotate the last eigenvectors instead of solving anew.
-    async_steps: decompositions run beside the next steps and are used so many steps later; 0:
-        step() waits for them.
+    async_steps: decompositions run concurrently with the next steps and are used this number of
+        steps later; 0: step() waits for them.
     damping_split: "none", or "pi" to divide the damping of inverses between the two factors.
     warmup_factors: True: averages start as plain means of the first batches, not as the identity.
     kl_clip_scaling: "none", or "ranks" to multiply kl_clip by ranks and accumulation_steps.
     clip: "global", or "layer" to give each layer an equal share of kl_clip and its own factor.
-    factor_samples: factors come from the first so many samples (images, rows of linear layers) of a
-        batch, whose order must be random; 0: all.
+    factor_samples: number of samples (images, rows of linear layers) at the start of a batch that
+        factors are computed from; the order of samples must be random; 0: all.
     ekfac: "batch" or "samples": eigenvalues of a layer from second moments of the batch's
         gradient, or of those of single samples; "off": products of the factors' eigenvalues.
     norm: "full" or "diagonal": scale and shift of nn.BatchNorm1d to 3d and nn.LayerNorm are
         preconditioned, too, with or without the element that couples them; "off": they are not.
-    rank: with "warm", the share of eigenvectors that is kept of factors of more than 128 rows.
+    rank: with "warm", the share of eigenvectors that is kept for factors of more than 128 rows.
     grad_worker_fraction: "comm_opt", "hybrid_opt", "mem_opt", or a fraction of the ranks.
     assignment_strategy: "compute", "memory" or "round_robin".
-    symmetry_aware: factors and inverses travel as triangles (default True).
+    symmetry_aware: factors and inverses are sent as triangles (default True).
     grad_scaler: the GradScaler of the loss, or a function that returns the scale.
-    factor_dtype, inv_dtype: torch.bfloat16 or torch.float16 to store them in half precision.
+    factor_dtype, inv_dtype: torch.bfloat16 or torch.float16: the types to store them in.
     skip_layers: regular expressions that are searched in module names and class names.
     scaling: "paper", or "kfac-pytorch" for that program's scale of convolution factors, which is
         wrong by the square of the number of output positions.
@@ -338,7 +338,7 @@ class KFAC(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Removes the hooks and frees the library's memory. Collective; the object cannot be used
-        afterwards. Without it the memory is freed when the object is garbage."""
+        afterwards. If it is not called, the memory is freed by garbage collection."""
         if not self._handle:
             return
         self._switch.on = False
@@ -401,7 +401,7 @@ class KFAC(torch.optim.Optimizer):
     # ---- passes ----
 
     def _loss_scale(self) -> float:
-        """The number that the loss was multiplied by, as far as the host knows it."""
+        """The factor that the loss was multiplied by, if the host knows it."""
         scale = self._loss_terms.loss_scale() / self._accumulation_steps
         if not self._batch_averaged:
             scale *= self._batch
@@ -431,7 +431,7 @@ class KFAC(torch.optim.Optimizer):
         self._captures = 0
 
     def _captured(self, layer: Layer, a: torch.Tensor, reader: Any, g: torch.Tensor) -> None:
-        """The gradient at a layer's output has been computed. reader: of Layer.reader()."""
+        """Called with the gradient at a layer's output. reader: the result of Layer.reader()."""
         if not self._switch.on or not self._handle or (a.numel() == 0 and self._alone):
             return  # with several ranks the others may have rows: see fill_sample
         if not self._begun:
@@ -458,16 +458,16 @@ class KFAC(torch.optim.Optimizer):
         del keep
 
     def reset_batch(self) -> None:
-        """Forgets what the forward passes since the last step() have noted, for example after a
-        pass that is not followed by a backward pass."""
+        """Drops the notes of forward passes since the last step(), for example after a pass that is
+        not followed by a backward pass."""
         for layer in self._layers:
             layer.pending = 0
 
     # ---- a step ----
 
     def _find_gradients(self) -> List[Tuple[torch.Tensor, torch.Tensor]]:
-        """Points the library's structs at the gradients. Returns (gradient, copy) where the library
-        works on a copy."""
+        """Points the library's structs at the gradients. Returns pairs (gradient, copy) for those
+        of which the library uses a copy."""
         copies: List[Tuple[torch.Tensor, torch.Tensor]] = []
         found = False
         for layer, gradients in zip(self._layers, self._gradients):
@@ -520,7 +520,7 @@ class KFAC(torch.optim.Optimizer):
         self._look_ahead()
 
     def _check_health(self) -> None:
-        """Warns once of each alarm."""
+        """Logs a warning once for each alarm."""
         health = self.health()
         if health["message"] and health["alarm"] not in self._warned_alarms:
             self._warned_alarms.add(health["alarm"])
@@ -549,7 +549,7 @@ class KFAC(torch.optim.Optimizer):
         }
 
     def insight(self) -> Dict[str, Any]:
-        """Numbers about the last step and the last decomposition, for one's own logger: `nu`, the
+        """Numbers about the last step and the last decomposition, for a program to log: `nu`, the
         hyper-parameters, counters of failed and retried solves, bytes held by this rank, and for
         every layer its cosine, its own `nu` and the extreme eigenvalues of its factors. Collective;
         waits for the device."""
@@ -649,11 +649,11 @@ class KFAC(torch.optim.Optimizer):
     # ---- state ----
 
     def state_dict(self, include_factors: bool = True) -> Dict[str, Any]:
-        """Everything that a run needs to go on with the same bits.
+        """The state that a run needs to continue with the same bits.
 
-        With comm_opt not collective: each rank has all of it. With other strategies collective, and
-        complete on rank 0 only. include_factors=False: only the hyper-parameters and the number of
-        steps.
+        With comm_opt the call is not collective, and every rank returns the whole state. With other
+        strategies it is collective, and only rank 0 returns the whole state. include_factors=False:
+        only the hyper-parameters and the number of steps.
         """
         group = self.param_groups[0]
         state: Dict[str, Any] = {"steps": self._steps}
@@ -740,7 +740,7 @@ class KFAC(torch.optim.Optimizer):
         lib.dsc_kfac_state_done(kfac, queue, int(with_decompositions))
 
     def _agree(self, yes: bool) -> bool:
-        """True when all ranks say yes. Collective."""
+        """True when the argument is true on all ranks. Collective."""
         flag = torch.tensor([int(yes)], dtype=torch.int64)
         host = device_of(torch.device("cpu"))
         view = host.view(flag, (1,))
@@ -769,5 +769,5 @@ class KFAC(torch.optim.Optimizer):
 
 
 def _abandon(handle: c_void_p) -> None:
-    """Frees what a lost object held, without waiting for other ranks."""
+    """Frees the memory of an object that was not closed, without waiting for other ranks."""
     lib.dsc_kfac_abandon(byref(handle))

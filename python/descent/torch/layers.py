@@ -1,8 +1,8 @@
-"""The layers that K-FAC preconditions: which modules they are, and where their numbers lie.
+"""The layers that K-FAC preconditions: which modules they are, and how their memory is laid out.
 
 A layer has weights [out, in, positions] (one position for linear layers, kernel_h * kernel_w for
-convolutions) in whatever order the module keeps them: strides describe it, so that gradients are
-read and written where torch has put them.
+convolutions) in the memory order of the module. Strides describe that order, so that gradients are
+read and written in place.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Layer:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the arithmetic: that of the gradients, or float32 for half types."""
+        """The type of the arithmetic: that of the gradients, or float32 for 16-bit types."""
         return torch.float32 if self.weight.dtype in HALVES else self.weight.dtype
 
     # -- description --
@@ -99,14 +99,14 @@ class Layer:
     # -- captures --
 
     def reader(self) -> Optional[Callable[[torch.Tensor], torch.Tensor]]:
-        """Called after a forward pass: what turns the input into the tensor that is captured, as
-        the module was in that pass. None: the input itself is."""
+        """Called after a forward pass. Returns a function that turns the input into the captured
+        tensor, with the module's settings of that pass. None: the input itself is captured."""
         return None
 
     def point_sample(self, device: Device, a: torch.Tensor, g: torch.Tensor) -> Any:
-        """Points the sample at the layer's input and at the gradient of its output. Returns what
-        must stay alive until the call. Tensors of the same form as the last ones, if these were
-        used where they are, only need their addresses."""
+        """Points the sample at the layer's input and at the gradient of its output. Returns the
+        objects that must stay alive until the call. If the tensors have the same form as the last
+        ones, and those were used in place, only the addresses are set."""
         form = (a.shape, g.shape, a.stride(), g.stride(), a.dtype, g.dtype)
         if form == self._form:
             self._sample_a.data = a.data_ptr()
@@ -283,7 +283,7 @@ class Conv(Layer):
         position = by_column if self.kernel[1] > 1 else by_row
         if self.kernel[0] > 1 and self.kernel[1] > 1 and by_row != self.kernel[1] * by_column:
             return None
-        # The stride of a dimension of size 1 says nothing: take the one that makes D contiguous.
+        # The stride of a dimension of size 1 means nothing: take the one that makes D contiguous.
         inner = grad.stride(1) if channels > 1 else 1
         position = position if positions > 1 else int(channels)
         outer = grad.stride(0) if grad.shape[0] > 1 else int(channels * positions)
@@ -291,8 +291,8 @@ class Conv(Layer):
 
 
 class BatchNorm(Layer):
-    """Scale and shift of nn.BatchNorm1d, 2d or 3d. The normalised input is captured, which is
-    computed again from the input."""
+    """Scale and shift of nn.BatchNorm1d, 2d or 3d. The normalised input, computed again from the
+    input, is captured."""
 
     kind = BATCH_NORM
 
@@ -310,7 +310,7 @@ class BatchNorm(Layer):
         of_batch = m.training or mean is None or var is None
         if of_batch:
             mean = var = None
-        else:  # as they are now: a later pass may change them
+        else:  # copies of the present statistics: a later pass may change them
             mean, var = mean.to(self.dtype, copy=True), var.to(self.dtype, copy=True)
 
         def normalise(x: torch.Tensor) -> torch.Tensor:
@@ -360,7 +360,7 @@ def _is_transposed_linear(module: nn.Module) -> bool:
 
 
 def layer_for(name: str, module: nn.Module) -> Optional[Layer]:
-    """The layer of a module; None when it is of no kind that K-FAC knows.
+    """The layer of a module; None when K-FAC does not know its kind.
 
     A subclass with a `forward` of its own is not known: it may compute something else.
     """

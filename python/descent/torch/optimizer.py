@@ -25,18 +25,19 @@ class GossipOptimizer(torch.optim.Optimizer):
         loss.backward()
         optimizer.step()
 
-    The optimiser runs on this rank's values z, which weight decay and norms read as well; what it
-    has changed is added to the numerators, which are mixed with the peers' when the model's next
-    forward pass in training mode begins. Outside of that the parameters hold z. Learning rate
-    schedulers and GradScaler take the object as they take the optimiser.
+    The optimiser runs on this rank's values z, which weight decay and norms read as well; its
+    change is added to the numerators, which are mixed with the peers' when the model's next forward
+    pass in training mode begins. Outside of that the parameters hold z. Learning rate schedulers
+    and GradScaler accept the object like the optimiser itself.
 
     model: the model whose parameters are averaged; all of them, whatever the optimiser has.
     algorithm: "sgp", "osgp", "dpsgd", "adpsgd" or "allreduce" (of the gradients, in step()).
     graph: a name, an object or a class of descent.torch.graphs, or a graph file.
     peers_per_itr: peers per step. synch_freq: osgp: steps that messages may be late.
-    nprocs_per_node: so many neighbouring ranks average their gradients in step() and gossip as one.
-    average_every, slow_momentum, slow_rate: an exact average every so many steps, and SlowMo.
-    dtype: torch.bfloat16 or torch.float16 to send halves. peer_timeout: seconds; 0: for ever.
+    nprocs_per_node: number of neighbouring ranks that average their gradients in step() and gossip
+        as one.
+    average_every: number of steps between exact averages; slow_momentum, slow_rate: SlowMo.
+    dtype: torch.bfloat16 or torch.float16 to send in 16 bits. peer_timeout: seconds; 0: for ever.
     comm: a descent.comm.Communicator, an mpi4py communicator or a torch.distributed process group.
     """
 
@@ -126,15 +127,15 @@ class GossipOptimizer(torch.optim.Optimizer):
     # ---- a step ----
 
     def synchronize(self) -> None:
-        """Averages the gradients now, where step() would: with allreduce, and inside groups. Needed
-        before something that reads the averaged gradients, such as KFAC.step(). Collective."""
+        """Averages the gradients now instead of in step(), with allreduce and inside groups. Needed
+        before a function that reads the averaged gradients, such as KFAC.step(). Collective."""
         if self._consensus.averages_gradients and not self._averaged:
             self._consensus.average_gradients()
             self.__dict__["_averaged"] = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Runs the optimiser on this rank's values. Like the wrapped one's step; not collective
-        with gossip."""
+        """Runs the optimiser on this rank's values, like the wrapped optimiser's step. Not
+        collective with gossip."""
         c = self._consensus
         c.begin()  # for a program whose first pass did not go through the model
         result: Any = None
@@ -171,8 +172,8 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def averaged(self, buffers: bool = True) -> Iterator[nn.Module]:
-        """The mean of all ranks in the parameters (and floating-point buffers) of the model, for
-        evaluation or saving. Collective."""
+        """A context in which the parameters (and floating-point buffers) of the model hold the mean
+        of all ranks, for evaluation or saving. Collective."""
         with self._consensus.mean():
             found = [b for b in self.module.buffers() if b.is_floating_point()] if buffers else []
             kept = [(b, b.detach().clone()) for b in found]
@@ -198,8 +199,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         self._consensus.close()
 
     def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimiser's, with "gossip": the push-sum weight and the position in the
-        graph. Call settle() before; without it the state is that of a start from this rank's
+        """The wrapped optimiser's state, with "gossip": the push-sum weight and the position in the
+        graph. Call settle() before; without it the state is one that starts from this rank's
         values."""
         c = self._consensus
         weight = 1.0 if c.in_flight else c.weight

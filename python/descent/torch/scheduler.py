@@ -11,7 +11,7 @@ Lambda = Optional[Callable[[int], float]]
 
 
 class LambdaParamScheduler:
-    """Multiplies hyper-parameters by the results of functions, each time that step() is called.
+    """Multiplies hyper-parameters by the results of functions each time step() is called.
 
     A function gets the number of steps that the preconditioner has done, or the number passed to
     step(). Hyper-parameters that are functions themselves cannot be scheduled.
