@@ -1,10 +1,10 @@
-/* Multi-head self-attention in tiles: a block of THREADS threads, 8 x 8, has B = 8 R queries (or keys) of one
- * head and goes through all tiles of B keys (or queries). A tile's rows of D channels are in shared memory as
- * float (double for float64); thread (ty, tx) has rows ty + 8 r and columns tx + 8 c of a product in
- * registers. Heads of fewer than D channels are filled up with zeros.
+/* Multi-head self-attention in tiles: a block of 8 x 8 = THREADS threads owns B = 8 R queries (or keys) of one
+ * head and loops over all tiles of B keys (or queries). Tiles, with rows of D channels, are kept in shared memory
+ * as float (double for float64); thread (ty, tx) holds rows ty + 8 r and columns tx + 8 c of a product in
+ * registers. Heads of fewer than D channels are padded with zeros.
  *
  * The backward pass has three kernels: delta = rowsum(dY Y); dQ by tiles of queries; dK and dV by tiles of
- * keys. All sums have one order: there are no atomics. */
+ * keys. Every sum is added in a fixed order: there are no atomics. */
 #include "device/cuda/attention.cuh"
 #include "device/cuda/entries.h"
 
@@ -26,8 +26,8 @@ static __device__ __forceinline__ double logarithm(double x) {
     return log(x);
 }
 
-/* to[B][D] = rows of dh numbers, `stride` apart; zeros after the last of `rows` rows and after the last
- * channel. */
+/* Loads rows of dh numbers, `stride` apart, into to[B][D]; fills up with zeros after the last of `rows` rows and
+ * after the last channel. */
 template <int B, int D, typename T, typename A>
 static __device__ __forceinline__ void load_tile(const T *from, int64_t stride, int64_t rows, int64_t dh,
                                                  A (*to)[D + 1]) {
@@ -37,7 +37,7 @@ static __device__ __forceinline__ void load_tile(const T *from, int64_t stride, 
     }
 }
 
-/* sum[r][c] = row ty + 8 r of a times row tx + 8 c of b. */
+/* sum[r][c] = dot product of row ty + 8 r of a and row tx + 8 c of b. */
 template <int R, int D, typename A>
 static __device__ __forceinline__ void multiply_rows(const A (*a)[D + 1], const A (*b)[D + 1], int64_t dh,
                                                      A (&sum)[R][R]) {
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void multiply_rows(const A (*a)[D + 1], const 
     }
 }
 
-/* sum[r][c] += w[row][j] v[j][tx + 8 c] over the B rows j of v; TURNED: w[j][row]. */
+/* sum[r][c] += sum over the B rows j of v of w[ty + 8 r][j] v[j][tx + 8 c]; TURNED: of w[j][ty + 8 r]. */
 template <int R, int D, bool TURNED, typename A>
 static __device__ __forceinline__ void multiply_add(const A (*w)[LANES * R + 1], const A (*v)[D + 1],
                                                     A (&sum)[R][D / LANES]) {
@@ -82,7 +82,7 @@ static __device__ __forceinline__ void multiply_add(const A (*w)[LANES * R + 1],
     }
 }
 
-/* Rows ty + 8 r of a tile of dx, as far as there are positions and channels. */
+/* Writes rows ty + 8 r of a tile of dx, or adds to them, without what is past the last position or channel. */
 template <int R, int D, typename T, typename A>
 static __device__ __forceinline__ void store_grad(const dsc_cuda_attention &a, const attention_place &at,
                                                   int part, const A (&sum)[R][D / LANES]) {
@@ -103,9 +103,9 @@ static __device__ __forceinline__ bool is_seen(const dsc_cuda_attention &a, cons
     return key < at.length && query < a.t && (!a.causal || key <= query);
 }
 
-/* Which elements of its R x R of a tile a thread keeps: bit r R + c for row ty + 8 r and column tx + 8 c. Queries
- * from i on, keys from j on, which is a multiple of 4: the four neighbours tx with the same tx / 4 need the words of
- * the same R x R blocks, and each of them makes a quarter. */
+/* Which of a thread's R x R elements of a tile dropout keeps: bit r R + c is for row ty + 8 r and column tx + 8 c.
+ * Queries start at i, keys at j, a multiple of 4: the four neighbouring threads with the same tx / 4 need the words
+ * of the same R x R blocks of random numbers, and each of them generates a quarter. */
 template <int R, bool DROPS>
 static __device__ __forceinline__ uint32_t kept_of(const dsc_cuda_attention &a, const attention_place &at,
                                                    int64_t i, int64_t j) {
@@ -132,7 +132,7 @@ static __device__ __forceinline__ uint32_t kept_of(const dsc_cuda_attention &a, 
     return kept;
 }
 
-/* Z of ops.h, of element (r, c) of kept_of. */
+/* Element (r, c) of the dropout mask Z of ops.h, from the bits of kept_of. */
 template <int R, bool DROPS, typename A>
 static __device__ __forceinline__ A dropped(const dsc_cuda_attention &a, uint32_t kept, int r, int c) {
     return !DROPS ? (A)1 : kept >> (r * R + c) & 1 ? (A)a.kept : (A)0;
@@ -140,8 +140,8 @@ static __device__ __forceinline__ A dropped(const dsc_cuda_attention &a, uint32_
 
 /* ---- forward ---- */
 
-/* One tile of keys: s becomes exp(s - m'), and the rows' maxima and sums move on. The 8 threads of a row are
- * neighbours in one warp. factor: exp(m - m'). */
+/* The online softmax for one tile of keys: s becomes exp(s - m'), m' being the new maximum, and the rows' maxima and
+ * sums are updated; factor = exp(m - m'). The 8 threads of a row are neighbours in one warp. */
 template <int R, typename A>
 static __device__ __forceinline__ void softmax_step(A (&s)[R][R], A (&largest)[R], A (&sum)[R],
                                                     A (&factor)[R]) {
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(THREADS) attention_forward_kernel(const dsc_cu
     }
     for (int r = 0; r < R; r++) {
         int64_t row = at.first + ty + LANES * r;
-        bool empty = end <= 0; /* a row without keys */
+        bool empty = end <= 0; /* the rows see no keys */
         for (int c = 0; c < D / LANES; c++)
             if (row < a.t && tx + LANES * c < a.dh)
                 dsc_set(((T *)a.y)[at.y + row * at.d + tx + LANES * c], empty ? (A)0 : sum[r][c] / total[r]);
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(THREADS) attention_forward_kernel(const dsc_cu
 
 /* ---- backward ---- */
 
-/* A warp a row. */
+/* delta, one warp per row. */
 template <typename T>
 __global__ void __launch_bounds__(DSC_FLAT_THREADS) delta_kernel(const dsc_cuda_attention a) {
     typedef dsc_number<T> A;
@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS) delta_kernel(const dsc_cuda_
     }
 }
 
-/* s = P Z and ds = P (Z dP - delta) / sqrt(dh) of a tile, from s = Q K' and ds = dP; queries from i on, keys from
- * j on. */
+/* Turns s = Q K' and ds = dP of a tile into s = P Z and ds = P (Z dP - delta) / sqrt(dh); queries start at i, keys
+ * at j. */
 template <int R, bool DROPS, typename A>
 static __device__ __forceinline__ void softmax_grad(const dsc_cuda_attention &a, const attention_place &at,
                                                     int64_t i, int64_t j, A (&s)[R][R], A (&ds)[R][R]) {
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(THREADS) key_grad_kernel(const dsc_cuda_attent
     const attention_place at(a, B);
     int ty = (int)threadIdx.x / LANES, tx = (int)threadIdx.x % LANES;
     const T *x = (const T *)a.x + at.x, *dy = (const T *)a.dy + at.y;
-    int64_t stride = 3 * at.d, end = at.first < at.length ? a.t : 0; /* padding: gradients of 0 */
+    int64_t stride = 3 * at.d, end = at.first < at.length ? a.t : 0; /* padding has gradients of 0 */
     A key_sum[R][D / LANES] = {}, value_sum[R][D / LANES] = {};
     load_tile<B, D>(x + at.d + at.first * stride, stride, a.t - at.first, a.dh, keys);
     load_tile<B, D>(x + 2 * at.d + at.first * stride, stride, a.t - at.first, a.dh, values);
@@ -327,7 +327,7 @@ static unsigned blocks_of(const dsc_cuda_attention *a, int side) {
     return (unsigned)((a->t + side - 1) / side * a->heads * a->n);
 }
 
-/* R is as large as 48 KiB of shared memory allow. Kernels that drop nothing (DROPS false) need fewer registers. */
+/* R is as large as 48 KiB of shared memory allow. Kernels without dropout (DROPS false) need fewer registers. */
 template <typename T, int D, bool DROPS>
 static cudaError_t run_forward_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
     constexpr int R = sizeof(dsc_number<T>) * D > 512 ? 2 : 4;
@@ -388,7 +388,7 @@ static dsc_cuda_attention describe(const dsc_attention_desc *desc, const dsc_att
     return a;
 }
 
-/* delta, of the rows of all heads. */
+/* Room for delta, for the rows of all heads. */
 size_t dsc_cuda_attention_workspace(dsc_device *, const dsc_attention_desc *desc, const dsc_tensor *x) {
     return (size_t)(x->dim[0] * desc->heads * x->dim[1]) *
            (x->dtype == DSC_F64 ? sizeof(double) : sizeof(float));

@@ -1,23 +1,23 @@
-/* Multi-head self-attention of halves on tensor cores, with sums in float32.
+/* Multi-head self-attention in half precision on tensor cores, with sums in float32.
  *
- * A block of WARPS warps has a tile of queries (or keys) of one head, 16 or 32 rows a warp, and goes through all tiles of
- * N keys (or queries), which are copied to shared memory while it works on the tile before. Products of two fragments stay
- * in registers: an accumulator's layout is that of the left operand of the next product.
+ * A block of WARPS warps owns a tile of queries (or keys) of one head, 16 or 32 rows per warp, and loops over all tiles
+ * of N keys (or queries), which are copied to shared memory while it works on the tile before. Products of two
+ * fragments stay in registers: an accumulator has the layout of the left operand of the next product.
  *
- * The backward pass has two kernels. By tiles of queries: delta = rowsum(dY Y), which it also writes for the other kernel,
- * and dQ. By tiles of keys: dK and dV, from S' and dP', the transposes. That computes S and dP twice, but every sum has one
- * order and there are no atomics. */
+ * The backward pass has two kernels. The first, by tiles of queries, computes delta = rowsum(dY Y), which it also
+ * writes for the second, and dQ. The second, by tiles of keys, computes dK and dV from S' and dP', the transposes. S
+ * and dP are thus computed twice, but every sum is added in a fixed order and there are no atomics. */
 #include "device/cuda/attention_half.cuh"
 
 enum { WARPS = 4, HALF_THREADS = 32 * WARPS, STAGES = 2 };
 
 /* ---- tiles in shared memory ----
  *
- * Rows of D halves, 16 bytes apart from each other, so that the eight rows of a matrix that ldmatrix reads lie in
+ * Rows of D half-precision numbers, padded by 16 bytes so that the eight rows of a matrix that ldmatrix reads lie in
  * different banks. */
 template <int D> struct tile { static constexpr int PITCH = D + 8; };
 
-/* Copies rows of dh halves, `stride` apart; zeros after the last of `rows` rows and after the last channel. */
+/* Copies rows of dh numbers, `stride` apart; fills up with zeros after the last of `rows` rows and the last channel. */
 template <int ROWS, int D, typename T>
 static __device__ __forceinline__ void copy_tile(T *to, const T *from, int64_t stride, int64_t rows,
                                                  int64_t dh) {
@@ -31,14 +31,14 @@ static __device__ __forceinline__ void copy_tile(T *to, const T *from, int64_t s
     }
 }
 
-/* Rows r .. r + 15, columns k .. k + 15, as left operand. */
+/* Loads rows r .. r + 15, columns k .. k + 15 as a left operand. */
 template <int D, typename T>
 static __device__ __forceinline__ void left_fragment(uint32_t (&a)[4], const T *rows, int r, int k) {
     int lane = dsc_lane();
     dsc_ldmatrix(a, rows + (r + lane % 16) * tile<D>::PITCH + k + lane / 16 * 8);
 }
 
-/* The right operands of two products, c of 8 columns each. Of a tile whose rows are the columns of the operand: */
+/* Loads the right operands of two products with 8 columns each, from a tile whose rows are the operand's columns. */
 template <int D, typename T>
 static __device__ __forceinline__ void right_fragments(uint32_t (&b)[2][2], const T *rows, int n, int k) {
     int lane = dsc_lane();
@@ -47,7 +47,7 @@ static __device__ __forceinline__ void right_fragments(uint32_t (&b)[2][2], cons
     b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
 }
 
-/* and of a tile whose rows are those of the operand. */
+/* The same from a tile whose rows are the operand's rows. */
 template <int D, typename T>
 static __device__ __forceinline__ void turned_fragments(uint32_t (&b)[2][2], const T *rows, int k, int n) {
     int lane = dsc_lane();
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void turned_fragments(uint32_t (&b)[2][2], con
 
 /* ---- products of a warp ---- */
 
-/* The 16 M rows from `first` on of a tile as left operands: all of them in registers where there is room for them. */
+/* The 16 M rows from `first` on of a tile, as left operands: kept in registers if there is room for all of them. */
 template <typename T, int D, int M> struct left_rows {
     static constexpr bool HELD = D <= 64;
     uint32_t held[M][HELD ? D / 16 : 1][4];
@@ -68,7 +68,7 @@ template <typename T, int D, int M> struct left_rows {
     __device__ __forceinline__ left_rows(const T *rows, int first) : rows(rows), first(first) {
     }
 
-    /* Once the tile is there. */
+    /* Call this once the tile has arrived. */
     __device__ __forceinline__ void hold() {
         if (HELD)
 #pragma unroll
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void multiply_rows(const left_rows<T, D, M> &a
     }
 }
 
-/* sum[16 M, D] += w[16 M, N] times N rows of a tile; w as packed accumulators. */
+/* sum[16 M, D] += w[16 M, N] times N rows of a tile; w holds packed accumulators. */
 template <typename T, int D, int M, int N>
 static __device__ __forceinline__ void multiply_add(const uint32_t (&w)[M][N / 16][4], const T *rows,
                                                     float (&sum)[M][D / 8][4]) {
@@ -138,8 +138,8 @@ static __device__ __forceinline__ void multiply_add(const uint32_t (&w)[M][N / 1
 
 /* ---- forward ---- */
 
-/* s becomes exp(s - m') of the rows of one tile of keys, and their maxima and sums move on; `sum`, the weighted values so
- * far, is multiplied by exp(m - m'). Scores are in units of 1 / scale. */
+/* The online softmax for one tile of keys: s becomes exp(s - m'), m' being the rows' new maximum, the maxima and totals
+ * are updated, and `sum`, the weighted values so far, is scaled by exp(m - m'). Scores are in units of 1 / scale. */
 template <int D, int N>
 static __device__ __forceinline__ void softmax_step(float scale, float (&s)[N / 8][4], float (&largest)[2],
                                                     float (&total)[2], float (&sum)[D / 8][4]) {
@@ -159,7 +159,7 @@ static __device__ __forceinline__ void softmax_step(float scale, float (&s)[N / 
                 s[n][i] = dsc_exp2(s[n][i] * scale - most * scale);
                 part += s[n][i];
             }
-        total[half] = total[half] * factor + part; /* of this lane's columns; they are added up at the end */
+        total[half] = total[half] * factor + part; /* this lane's columns only; lanes are added at the end */
         largest[half] = most;
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(HALF_THREADS) half_forward_kernel(const dsc_cu
     for (int m = 0; m < M; m++)
         largest[m][0] = largest[m][1] = -INFINITY;
     copy_tile<B, D>(queries, x + at.first * stride, stride, a.t - at.first, a.dh);
-    for (int64_t j = -N; j < end; j += N) { /* a round copies the next tile and works on the one before */
+    for (int64_t j = -N; j < end; j += N) { /* each round starts the copy of tile j + N and works on tile j */
         T *keys = ring + (j / N & 1) * 2 * N * tile<D>::PITCH, *values = keys + N * tile<D>::PITCH;
         if (j + N < end) {
             T *next = ring + ((j / N + 1) & 1) * 2 * N * tile<D>::PITCH;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(HALF_THREADS) half_forward_kernel(const dsc_cu
             float whole = total[m][half];
             whole += __shfl_xor_sync(0xFFFFFFFFu, whole, 1);
             whole += __shfl_xor_sync(0xFFFFFFFFu, whole, 2);
-            factor[half] = end > 0 ? (DROPS ? (float)a.kept : 1) / whole : 0; /* a row without keys */
+            factor[half] = end > 0 ? (DROPS ? (float)a.kept : 1) / whole : 0; /* 0: the row sees no keys */
             int64_t row = own + 16 * m + dsc_c_row(dsc_lane(), 2 * half);
             if (a.lse && dsc_lane() % 4 == 0 && row < a.t)
                 ((float *)a.lse)[at.rows + row] =
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(HALF_THREADS) half_forward_kernel(const dsc_cu
 
 /* ---- backward ---- */
 
-/* delta of the warp's 16 rows, of which a lane gets its own two. */
+/* Computes delta of the warp's 16 rows; each lane gets those of its own two. */
 template <typename T, int D>
 static __device__ __forceinline__ void row_products(const left_rows<T, D, 1> &grads, const T *outputs,
                                                     int row, float (&delta)[2]) {
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(HALF_THREADS, D <= 64 ? 3 : 2)
     store_rows<T, D>(a, (T *)a.dx + at.x, stride, own, sum[0], factor, a.add);
 }
 
-/* A stage of the ring: N queries, N gradients, and lse and delta of the queries. */
+/* A stage of the ring: N queries, N rows of dy, and the queries' lse and delta. */
 template <int D, int N> struct query_stage {
     static constexpr int BYTES = 2 * (int)sizeof(uint16_t) * N * tile<D>::PITCH + 2 * (int)sizeof(float) * N;
 };
@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(HALF_THREADS) half_key_kernel(const dsc_cuda_a
     const attention_place at(a, B);
     const T *x = (const T *)a.x + at.x;
     const int64_t stride = 3 * at.d, begin = a.causal ? at.first : 0;
-    const int64_t end = at.first < at.length ? a.t : 0; /* padding: gradients of 0 */
+    const int64_t end = at.first < at.length ? a.t : 0; /* padding has gradients of 0 */
     const int warp = (int)threadIdx.x / 32, lane = dsc_lane();
     const int64_t own = at.first + 16 * warp;
     const float scale = (float)a.scale * LOG2_E, kept = DROPS ? (float)a.kept : 1;
@@ -417,7 +417,7 @@ static cudaError_t launch(const dsc_cuda_launch *at, const dsc_cuda_attention *a
     return cudaGetLastError();
 }
 
-/* Two fragments of rows a warp halve what is read from shared memory, where the registers suffice for them. */
+/* Two fragments of rows per warp (M = 2), where there are enough registers, halve the reads from shared memory. */
 template <typename T, int D, bool DROPS>
 static cudaError_t forward_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
     enum { M = D <= 64 ? 2 : 1, N = 64, B = 16 * M * WARPS };
@@ -451,7 +451,7 @@ static cudaError_t run(const dsc_cuda_launch *at, const dsc_cuda_attention *a, d
     return a->position ? run_of<__half, true>(at, a, backward) : run_of<__half, false>(at, a, backward);
 }
 
-/* Rows are copied 16 bytes at a time. */
+/* Rows are copied 16 bytes at a time, which the conditions on dh and on the addresses allow. */
 int dsc_cuda_attention_is_half(const dsc_cuda_attention *a, dsc_dtype dtype) {
     uintptr_t places = (uintptr_t)a->x | (uintptr_t)a->y | (uintptr_t)a->dy | (uintptr_t)a->dx;
     return (dtype == DSC_BF16 || dtype == DSC_F16) && a->dh % 8 == 0 && places % 16 == 0;

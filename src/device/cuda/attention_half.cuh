@@ -1,5 +1,5 @@
-/* What the two sets of kernels for attention of halves share (attention_half.cu, attention_hopper.cu): numbers of
- * accumulators in the layout of mma.cuh's C, 16 rows a warp, which wgmma has as well. */
+/* Shared by the two sets of half-precision attention kernels (attention_half.cu, attention_hopper.cu): functions on
+ * accumulators in the layout of C in mma.cuh, with 16 rows per warp. wgmma has the same layout. */
 #ifndef DSC_DEVICE_CUDA_ATTENTION_HALF_CUH
 #define DSC_DEVICE_CUDA_ATTENTION_HALF_CUH
 
@@ -44,7 +44,7 @@ template <> struct half_math<__half> {
     }
 };
 
-/* Accumulators as left operands of the next product. */
+/* Converts accumulators to left operands of the next product. */
 template <typename T, int N>
 static __device__ __forceinline__ void pack(const float (&s)[N / 8][4], uint32_t (&packed)[N / 16][4]) {
 #pragma unroll
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void pack(const float (&s)[N / 8][4], uint32_t
         }
 }
 
-/* Writes 16 rows of `sum`, each times its factor, from position `first` on; `out` is that of position 0. */
+/* Writes the 16 rows of `sum`, each times its factor, from position `first` on; `out` points to position 0. */
 template <typename T, int D>
 static __device__ __forceinline__ void store_rows(const dsc_cuda_attention &a, T *out, int64_t stride,
                                                   int64_t first, const float (&sum)[D / 8][4],
@@ -82,8 +82,11 @@ static __device__ __forceinline__ void store_rows(const dsc_cuda_attention &a, T
 
 /* ---- dropout ----
  *
- * The words of keys 4 k .. 4 k + 3 of a query come from one block of random numbers, which several lanes need: each
- * makes some and passes on which elements are kept. Bit 4 n + i of the result is for element i of fragment n. */
+ * The random words for keys 4 k .. 4 k + 3 of a query come from one block of random numbers, which several lanes need:
+ * each lane generates some blocks and shuffles their keep bits to the others. Bit 4 n + i of a result is 1 if element i
+ * of fragment n is kept. */
+
+/* The keep bits of one block: bit k is for key `key` + k. */
 
 static __device__ __forceinline__ uint32_t kept_of_block(const dsc_cuda_attention &a,
                                                          const attention_place &at, int64_t query,
@@ -98,7 +101,8 @@ static __device__ __forceinline__ uint32_t kept_of_block(const dsc_cuda_attentio
     return bits;
 }
 
-/* Rows are queries from `query` on, columns keys from `key` on. Lanes t and t + 1, t even, share two blocks. */
+/* For fragments whose rows are queries, from `query` on, and whose columns are keys, from `key` on. Lanes t and t + 1,
+ * t even, share two blocks. */
 template <int N>
 static __device__ __forceinline__ uint32_t kept_by_query(const dsc_cuda_attention &a,
                                                          const attention_place &at, int64_t query,
@@ -115,7 +119,7 @@ static __device__ __forceinline__ uint32_t kept_by_query(const dsc_cuda_attentio
     return kept;
 }
 
-/* Rows are keys, columns queries: the four lanes of neighbouring rows share four blocks. */
+/* For fragments whose rows are keys and columns are queries: the four lanes of neighbouring rows share four blocks. */
 template <int N>
 static __device__ __forceinline__ uint32_t kept_by_key(const dsc_cuda_attention &a, const attention_place &at,
                                                        int64_t query, int64_t key) {
@@ -134,7 +138,7 @@ static __device__ __forceinline__ uint32_t kept_by_key(const dsc_cuda_attention 
 
 /* ---- scores ---- */
 
-/* Scores that a query does not see become -infinity. */
+/* Masks scores: sets those of keys that a query does not see to -infinity. */
 template <int N>
 static __device__ __forceinline__ void hide(const dsc_cuda_attention &a, const attention_place &at,
                                             int64_t query, int64_t key, float (&s)[N / 8][4]) {
@@ -151,8 +155,8 @@ static __device__ __forceinline__ void hide(const dsc_cuda_attention &a, const a
         }
 }
 
-/* One element: s = P where it is kept, else 0, and ds = P (Z dP - delta), from s = Q K' and ds = dP. scale and lse in units
- * of log 2; kept: 1 / (1 - rate). The factors that are missing are applied to the sums. */
+/* For one element, turns s = Q K' and ds = dP into s = P where it is kept, else 0, and ds = P (Z dP - delta). scale and
+ * lse are for powers of 2; kept: 1 / (1 - rate). The factors missing here are applied to the sums at the end. */
 static __device__ __forceinline__ void softmax_grad(float scale, bool keeps, float kept, float lse,
                                                     float delta, float &s, float &ds) {
     float p = dsc_exp2(s * scale - lse);
@@ -160,7 +164,7 @@ static __device__ __forceinline__ void softmax_grad(float scale, bool keeps, flo
     s = keeps ? p : 0;
 }
 
-/* As hide, where rows are keys and columns queries. */
+/* Like hide, for rows of keys and columns of queries. */
 template <int N>
 static __device__ __forceinline__ void hide_turned(const dsc_cuda_attention &a, const attention_place &at,
                                                    int64_t query, int64_t key, float (&s)[N / 8][4]) {

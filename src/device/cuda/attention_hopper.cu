@@ -1,12 +1,12 @@
-/* Multi-head self-attention of halves by Hopper's products of whole warpgroups (wgmma.cuh), for heads of up to 64
+/* Multi-head self-attention in half precision with Hopper's warpgroup products (wgmma.cuh), for heads of up to 64
  * channels; attention_half.cu is for other heads and other GPUs. Compiled for sm_90a only; the emulator runs it, too.
  *
- * A block has a tile of 64 queries (or keys) of one head for each of its GROUPS warpgroups, and goes through tiles of 64
- * keys (or queries). These are in a ring of STAGES places in shared memory: while the block works on one tile, products of
- * the tile before may still be in flight, and the next AHEAD tiles are being copied. Scores stay in registers: an
- * accumulator's layout is that of the left operand of the next product.
+ * A block owns a tile of 64 queries (or keys) of one head for each of its GROUPS warpgroups, and loops over tiles of 64
+ * keys (or queries). These go through a ring of STAGES places in shared memory: while the block works on one tile,
+ * products of the tile before may still be in flight, and the next AHEAD tiles are being copied. Scores stay in
+ * registers: an accumulator has the layout of the left operand of the next product.
  *
- * The passes are those of attention_half.cu: every sum has one order and there are no atomics. */
+ * The passes are those of attention_half.cu: every sum is added in a fixed order and there are no atomics. */
 #include "device/cuda/attention_half.cuh"
 #include "device/cuda/wgmma.cuh"
 
@@ -14,17 +14,18 @@ enum { SIDE = DSC_WGMMA_SIDE, TILE = DSC_WGMMA_TILE, GROUP = 128, STAGES = 4, AH
 
 /* ---- tiles ---- */
 
+/* Rounds up to a multiple of 1024 bytes, where tiles have to begin. */
 template <typename T> static __device__ __forceinline__ T *first_tile(unsigned char *shared) {
     return reinterpret_cast<T *>(shared + (-(uintptr_t)shared & 1023));
 }
 
-/* Copies rows of dh halves, `stride` apart; zeros after the last of `rows` rows and after the last channel. */
+/* Copies rows of dh numbers, `stride` apart; fills up with zeros after the last of `rows` rows and the last channel. */
 template <int ROWS, int THREADS, typename T>
 static __device__ __forceinline__ void copy_tile(T *to, const T *from, int64_t stride, int rows, int dh) {
     constexpr int PIECES = ROWS * SIDE / 8;
     const int row = (int)(threadIdx.x / 8), column = (int)(threadIdx.x % 8 * 8);
     const T *mine = from + row * stride + column;
-    to += dsc_wgmma_place(row, column); /* eight rows further, pieces are exchanged in the same way */
+    to += dsc_wgmma_place(row, column); /* the swizzle of a row repeats every eight rows */
 #pragma unroll
     for (int n = 0; n < (PIECES + THREADS - 1) / THREADS; n++) {
         int down = n * (THREADS / 8), there = row + down < rows && column < dh;
@@ -33,7 +34,7 @@ static __device__ __forceinline__ void copy_tile(T *to, const T *from, int64_t s
     }
 }
 
-/* c = a tile times the transpose of another. */
+/* c = one tile times the transpose of another. */
 template <typename T>
 static __device__ __forceinline__ void multiply_rows(const T *left, const T *right, float (&c)[SIDE / 8][4]) {
 #pragma unroll
@@ -52,7 +53,7 @@ static __device__ __forceinline__ void multiply_add(const uint32_t (&w)[SIDE / 1
     dsc_wgmma_commit();
 }
 
-/* Packs the weights that dropout keeps (`bits`, as kept_by_query has them), zeros for the others. */
+/* Packs the weights that dropout keeps (`bits`, as from kept_by_query), and zeros for the others. */
 template <typename T, bool DROPS>
 static __device__ __forceinline__ void pack_kept(const float (&s)[SIDE / 8][4], uint32_t bits,
                                                  uint32_t (&packed)[SIDE / 16][4]) {
@@ -65,14 +66,15 @@ static __device__ __forceinline__ void pack_kept(const float (&s)[SIDE / 8][4], 
     pack<T, SIDE>(kept, packed);
 }
 
-/* P (Z dP - delta), where Z is z for what dropout keeps, else 0. */
+/* Returns P (Z dP - delta), where Z is z if dropout keeps the element, else 0. */
 template <bool DROPS>
 static __device__ __forceinline__ float slope(float p, float dp, uint32_t keeps, float z, float delta) {
     return p * (DROPS ? (keeps & 1 ? dp * z : 0) - delta : dp - delta);
 }
 
-/* Writes 16 rows, each times its factor, from position `first` on, 16 bytes a lane, by way of the warp's own 16 rows of
- * a tile. Sums to be added to what is there are not rounded before, and go directly. */
+/* Writes 16 rows, each times its factor, from position `first` on. They go through the warp's own 16 rows of a tile in
+ * shared memory, so that a lane can write 16 bytes at once. With `add` they go directly, so that sums are not rounded
+ * before they are added to the old values. */
 template <typename T>
 static __device__ __forceinline__ void
 store_through(const dsc_cuda_attention &a, T *rows, T *out, int64_t stride, int64_t first,
@@ -101,14 +103,14 @@ store_through(const dsc_cuda_attention &a, T *rows, T *out, int64_t stride, int6
     __syncwarp();
 }
 
-/* Which rows a thread's block, warpgroup and warp have. */
+/* The rows that a thread's warpgroup and warp own. */
 struct share {
-    int group; /* of the block */
+    int group; /* index of the warpgroup in the block */
     int begin; /* the warpgroup's first position */
-    int own;   /* the warp's */
-    int rows;  /* where the warp's rows are in the block's tiles */
+    int own;   /* the warp's first position */
+    int rows;  /* offset of the warp's rows in the block's tiles */
 
-    /* The shuffles tell the compiler that all lanes of a warp have the same. */
+    /* The shuffles tell the compiler that all lanes of a warp have the same values. */
     __device__ __forceinline__ explicit share(const attention_place &at) {
         int warp = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / 32, 0);
         group = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / GROUP, 0);
@@ -124,7 +126,7 @@ template <typename T, int GROUPS> struct key_ring {
     T *ring;
     const T *keys; /* of position 0 */
     int64_t stride, d;
-    int t, dh, end; /* tiles from 0 to before position `end` */
+    int t, dh, end; /* the tiles cover positions 0 .. end - 1 */
 
     __device__ __forceinline__ key_ring(const dsc_cuda_attention &a, const attention_place &at, T *ring)
         : ring(ring), keys((const T *)a.x + at.x + at.d), stride(3 * at.d), d(at.d), t((int)a.t),
@@ -133,7 +135,7 @@ template <typename T, int GROUPS> struct key_ring {
         end = a.causal && last < length ? last : length;
     }
 
-    /* Before which position the keys end that a warpgroup with queries from `begin` on sees. */
+    /* Returns the end of the keys that a warpgroup with queries from `begin` on sees. */
     __device__ __forceinline__ int end_of(const dsc_cuda_attention &a, int begin) const {
         if (begin >= t)
             return 0;
@@ -158,7 +160,8 @@ template <typename T, int GROUPS> struct key_ring {
             copy(i * SIDE);
     }
 
-    /* Waits for the tile at j. All warpgroups have waited for their products with the tile at j - 2 SIDE. */
+    /* Waits for the tile at j and starts the next copy. All warpgroups must have waited for their products with the
+     * tile at j - 2 SIDE, whose place the copy takes. */
     __device__ __forceinline__ void advance(int j) const {
         dsc_async_wait<AHEAD - 1>();
         dsc_wgmma_publish();
@@ -173,8 +176,9 @@ template <typename T, int GROUPS> struct key_ring {
     }
 };
 
-/* s becomes exp(s - m) of the rows of one tile of keys, and their sums move on. m only needs to be near the maximum so far:
- * it is raised when a score is more than 2^8 times as likely, and `sum` and `total` with it. */
+/* The online softmax for one tile of keys: s becomes exp(s - m), and the rows' totals are updated. m (`base`) only
+ * needs to be near the maximum so far: it is raised, and `sum` and `total` rescaled, only when a weight would exceed
+ * 2^8. */
 static __device__ __forceinline__ void softmax_step(float scale, float (&s)[SIDE / 8][4], float (&base)[2],
                                                     float (&total)[2], float (&sum)[SIDE / 8][4]) {
 #pragma unroll
@@ -203,7 +207,7 @@ static __device__ __forceinline__ void softmax_step(float scale, float (&s)[SIDE
                 s[n][i] = dsc_exp2(s[n][i] * scale - base[half]);
                 part += s[n][i];
             }
-        total[half] += part; /* of this lane's columns; they are added up at the end */
+        total[half] += part; /* this lane's columns only; lanes are added at the end */
     }
 }
 
@@ -239,7 +243,7 @@ __global__ void __launch_bounds__(GROUP *GROUPS, BLOCKS) hopper_forward_kernel(c
     }
     dsc_wgmma_wait<0>();
     dsc_wgmma_settle(sum);
-    for (; j < ring.end; j += SIDE) /* the other warpgroups' tiles */
+    for (; j < ring.end; j += SIDE) /* tiles that only other warpgroups use */
         ring.advance(j);
     ring.finish();
     float factor[2];
@@ -248,7 +252,7 @@ __global__ void __launch_bounds__(GROUP *GROUPS, BLOCKS) hopper_forward_kernel(c
         float whole = total[half];
         whole += __shfl_xor_sync(0xFFFFFFFFu, whole, 1);
         whole += __shfl_xor_sync(0xFFFFFFFFu, whole, 2);
-        factor[half] = end > 0 ? (DROPS ? (float)a.kept : 1) / whole : 0; /* a row without keys */
+        factor[half] = end > 0 ? (DROPS ? (float)a.kept : 1) / whole : 0; /* 0: the row sees no keys */
         int64_t row = mine.own + dsc_c_row(dsc_lane(), 2 * half);
         if (a.lse && dsc_lane() % 4 == 0 && row < a.t)
             ((float *)a.lse)[at.rows + row] = end > 0 ? (base[half] + log2f(whole)) * LN_2 : 0;
@@ -256,7 +260,8 @@ __global__ void __launch_bounds__(GROUP *GROUPS, BLOCKS) hopper_forward_kernel(c
     store_through(a, queries + mine.rows, (T *)a.y + at.y, at.d, mine.own, sum, factor, 0);
 }
 
-/* lse, in units of log 2, and delta of a lane's two rows, from `own` on; delta is also written for the next kernel. */
+/* Gets lse, for powers of 2, and delta of a lane's two of the rows from `own` on; also writes delta for the next
+ * kernel. */
 template <typename T>
 static __device__ __forceinline__ void row_numbers(const dsc_cuda_attention &a, const attention_place &at,
                                                    const T *grads, const T *outputs, int own, float (&lse)[2],
@@ -336,7 +341,7 @@ __global__ void __launch_bounds__(GROUP *GROUPS, BLOCKS) hopper_query_kernel(con
         pack<T, SIDE>(ds, packed);
         dsc_wgmma_begin();
         multiply_add(packed, ring.tile(j), sum);
-        dsc_wgmma_wait<0>(); /* else there are too few registers for two blocks on a multiprocessor */
+        dsc_wgmma_wait<0>(); /* else too few registers remain for two blocks per multiprocessor */
         dsc_wgmma_settle(sum);
     }
     for (; j < ring.end; j += SIDE)
@@ -346,7 +351,7 @@ __global__ void __launch_bounds__(GROUP *GROUPS, BLOCKS) hopper_query_kernel(con
     store_through(a, queries + mine.rows, (T *)a.dx + at.x, ring.stride, mine.own, sum, factor, a.add);
 }
 
-/* ---- by tiles of keys: rings of queries, gradients, and lse and delta of the queries ---- */
+/* ---- by tiles of keys: rings of queries, rows of dy, and the queries' lse and delta ---- */
 
 template <typename T, int GROUPS> struct query_ring {
     T *ring;
@@ -354,14 +359,14 @@ template <typename T, int GROUPS> struct query_ring {
     const T *queries, *grads; /* of position 0 */
     const float *lse, *delta;
     int64_t stride, d;
-    int t, dh, begin, end; /* tiles from `begin` to before `end` */
+    int t, dh, begin, end; /* the tiles cover positions begin .. end - 1 */
 
     __device__ __forceinline__ query_ring(const dsc_cuda_attention &a, const attention_place &at, T *ring)
         : ring(ring), numbers((float *)(ring + STAGES * 2 * TILE)), queries((const T *)a.x + at.x),
           grads((const T *)a.dy + at.y), lse((const float *)a.lse + at.rows),
           delta((const float *)a.delta + at.rows), stride(3 * at.d), d(at.d), t((int)a.t), dh((int)a.dh) {
         begin = a.causal ? (int)at.first : 0;
-        end = at.first < at.length ? t : begin; /* padding: gradients of 0 */
+        end = at.first < at.length ? t : begin; /* padding has gradients of 0 */
     }
 
     __device__ __forceinline__ int stage(int i) const {
@@ -372,7 +377,7 @@ template <typename T, int GROUPS> struct query_ring {
         return ring + stage(i) * 2 * TILE;
     }
 
-    /* lse and delta of the tile at i. */
+    /* lse of the tile at i, followed by its delta. */
     __device__ __forceinline__ float *rows(int i) const {
         return numbers + stage(i) * 2 * SIDE;
     }
@@ -409,7 +414,7 @@ template <typename T, int GROUPS> struct query_ring {
     }
 };
 
-/* s becomes exp(s - lse), with a number of lse for every column. */
+/* s becomes exp(s - lse), with one lse per column. */
 static __device__ __forceinline__ void weigh_columns(float scale, const float *lse, float (&s)[SIDE / 8][4]) {
 #pragma unroll
     for (int n = 0; n < SIDE / 8; n++) {
@@ -449,7 +454,7 @@ __global__ void __launch_bounds__(GROUP *GROUPS, BLOCKS) hopper_key_kernel(const
     copy_tile<B, GROUP * GROUPS>(keys, from, ring.stride, rows, ring.dh);
     copy_tile<B, GROUP * GROUPS>(values, from + at.d, ring.stride, rows, ring.dh);
     ring.start();
-    int i = ring.begin, first = a.causal ? mine.begin : 0; /* the first tile that sees the warpgroup's keys */
+    int i = ring.begin, first = a.causal ? mine.begin : 0; /* first tile that sees the warpgroup's keys */
     for (; i < first && i < ring.end; i += SIDE)
         ring.advance(i);
     dsc_wgmma_settle(key_sum);
@@ -518,8 +523,9 @@ static cudaError_t key_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a
                   STAGES * 2 * SIDE * (int)sizeof(float));
 }
 
-/* Numbers of warpgroups in a block and of blocks on a multiprocessor that were fastest on an H200. More warpgroups share
- * what is copied, but wait for each other; the kernel of keys has too many registers for more than two at a time. */
+/* The numbers of warpgroups per block and of blocks per multiprocessor are those that were fastest on an H200. More
+ * warpgroups share what is copied, but wait for each other; the kernel for keys uses too many registers for more than
+ * two at a time. */
 template <typename T, bool DROPS>
 static cudaError_t run_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a, int backward) {
     if (!backward)

@@ -1,7 +1,7 @@
-/* One position of attention with a cache. A block has one head of one sequence; its warps take turns at groups of
- * GROUP keys, and lane l of a warp has channels l, l + 32, ... of all of them. Every warp has a maximum, a sum of
- * exponentials and a weighted sum of values of its own keys; they are put together at the end, in the order of the
- * warps. */
+/* Attention for one new position with a cache of keys and values. A block does one head of one sequence; its warps take
+ * turns at groups of GROUP keys, and lane l of a warp has channels l, l + 32, ... of all of them. Every warp keeps the
+ * maximum, the sum of exponentials and the weighted sum of values of its own keys; at the end these are merged in the
+ * order of the warps. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -22,10 +22,10 @@ static __device__ __forceinline__ double power(double x) {
     return exp(x);
 }
 
-/* The softmax of the keys that a warp has visited: `sum` is of exp(s - largest) v, for the lane's N channels. */
+/* The softmax over the keys that a warp has visited: `sum` adds up exp(s - largest) v for the lane's N channels. */
 template <typename A, int N> struct visited_keys { A largest, total, sum[N]; };
 
-/* Scores of a group of keys from j on, -INFINITY after the last of `keys`; every lane gets all of them. */
+/* Computes the scores of a group of keys from j on, -INFINITY after the last of `keys`; every lane gets all of them. */
 template <typename T, int N, typename A>
 static __device__ __forceinline__ void score_group(const T *key, int64_t row, int64_t keys, int64_t j,
                                                    int64_t dh, const A (&query)[N], A (&s)[GROUP]) {
@@ -72,8 +72,8 @@ static __device__ __forceinline__ void visit_group(const T *value, int64_t row, 
     }
 }
 
-/* Puts the warps' sums together and writes y. Warp 0 has key 0, so the maximum is that of a score; a warp without
- * keys counts exp(-INFINITY) = 0. */
+/* Merges the warps' sums and writes y. Warp 0 has key 0, so the maximum is finite; a warp without keys has weight
+ * exp(-INFINITY) = 0. */
 template <typename T, int N, typename A>
 static __device__ __forceinline__ void merge_warps(const visited_keys<A, N> &mine, int64_t dh, T *y) {
     __shared__ A largest[WARPS], total[WARPS], sum[WARPS][32 * N];
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS) attention_step_kernel(const dsc_cuda_
         query[i] = lane + 32 * i < a.dh ? (A)dsc_get(x[lane + 32 * i]) * (A)a.scale : (A)0;
         mine.sum[i] = 0;
     }
-    __syncthreads(); /* the last row of the cache has been written */
+    __syncthreads(); /* the new row of the cache has been written */
     for (int64_t j = warp * GROUP; j <= a.position; j += WARPS * GROUP) {
         A s[GROUP];
         score_group<T, N>(key, row, a.position + 1, j, a.dh, query, s);
