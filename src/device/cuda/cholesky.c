@@ -1,21 +1,20 @@
 /* Cholesky factorisations of many matrices at once, H = L L': orthonormal columns Z L^-T, and inverses.
  *
  * Right-looking elimination of H with the rows of Z below it: what turns the columns of H into those of L turns Z
- * into Z L^-T. Panels of DSC_PANEL columns are finished one after the other; within a wide panel each reduces
- * only the columns of that one, and the wide panel as a whole reduces the columns behind it, so that these are
- * read and written less often. All items go through a step together. For an inverse, Z is the identity, and
- * A^-1 = L^-T L^-1. */
+ * into Z L^-T. Panels of DSC_PANEL columns are finished one after the other. A panel reduces only the other columns
+ * of its wide panel; the wide panel as a whole reduces the columns to its right, so that these are read and written
+ * less often. All items go through each step together. For an inverse, Z is the identity, and A^-1 = L^-T L^-1. */
 #include "device/cuda/cholesky_kernels.h"
 #include "device/cuda/entries.h"
 #include "device/cuda/halves.h"
 #include "device/cuda/state.h"
 
 enum { WIDE_PANEL = 4 * DSC_PANEL, PANEL_ELEMENTS = DSC_PANEL * DSC_PANEL, MOST = 256 };
-/* Columns from which cuBLAS makes the products of wide panels, and how many of H it reduces at a time: what it
- * computes above the diagonal is not used. */
+/* From FAST_COLUMNS columns on, cuBLAS computes the products of wide panels. It reduces FAST_BLOCK columns of H at a
+ * time: what it computes above the diagonal is not used. */
 enum { FAST_COLUMNS = 640, FAST_BLOCK = 1024 };
 
-/* The items of a batch that are worked on at the same time. */
+/* The part of a batch that is worked on at the same time. */
 typedef struct part {
     dsc_queue *q;
     dsc_cuda_launch at;
@@ -32,7 +31,7 @@ static void start(part *p, dsc_queue *q, const dsc_tensor *first) {
     p->count = 0;
 }
 
-/* z: NULL for an inverse. Scratch memory has the inverses of triangles, then the outcomes. */
+/* Adds an item; z: NULL for an inverse. Scratch memory holds the inverses of the triangles, then the `failed` flags. */
 static void add(part *p, const dsc_tensor *h, const dsc_tensor *z) {
     int i = p->count++;
     p->fast[i] = 0;
@@ -46,8 +45,8 @@ static void add(part *p, const dsc_tensor *h, const dsc_tensor *z) {
                                  .k = (int32_t)h->dim[0]};
 }
 
-/* Reduces the columns from `to` on by those of the wide panel before them, in TF32: H below the diagonal
- * blocks of as many columns, and Z. */
+/* Reduces the columns from `to` on by the wide panel from .. to - 1, in TF32: those of H, from the diagonal blocks of
+ * FAST_BLOCK columns down, and those of Z. */
 static dsc_status reduce_fast(dsc_queue *q, const dsc_cholesky *item, int32_t from, int32_t to) {
     int64_t k = item->k;
     float *h = item->h, *z = item->z;
@@ -68,7 +67,7 @@ static dsc_status reduce_fast(dsc_queue *q, const dsc_cholesky *item, int32_t fr
     return dsc_cuda_multiply_tf32(q, &p);
 }
 
-/* Reduces the columns from `to` on by those of the wide panel before them. */
+/* Reduces the columns to the right of the wide panel `by`. */
 static dsc_status reduce_rest(const part *p, dsc_column_range by, int32_t most) {
     dsc_cholesky others[MOST];
     int count = 0;
@@ -104,7 +103,7 @@ static dsc_status eliminate(const part *p) {
     return DSC_OK;
 }
 
-/* Waits for the end, and reads what came out. */
+/* Solves the part, waits for the end and reads the `failed` flags. */
 static dsc_status solve(part *p) {
     size_t bytes = (size_t)p->count * sizeof *p->failed;
     cudaStream_t stream = p->at.stream;

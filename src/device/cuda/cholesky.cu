@@ -1,9 +1,9 @@
-/* Cholesky factorisations of many matrices at once (cholesky.c has the order of the steps). Matrices are
+/* Cholesky factorisations of many matrices at once (cholesky.c describes the order of the steps). Matrices are
  * row-major.
  *
- * A panel's triangle is eliminated by one block, in registers; only its inverse is used. Everything else is
- * products of tiles with 64 rows and columns: of the rows of a panel by that inverse, and of finished rows by
- * finished rows. float32 is split into two tf32 as in grouped.cu. */
+ * One block eliminates a panel's triangle in registers; only its inverse is used. Everything else is products of
+ * 64 x 64 tiles: the rows of a panel times that inverse, and finished rows times finished rows. float32 is split
+ * into two tf32 as in grouped.cu. */
 #include "device/cuda/cholesky_kernels.h"
 #include "device/cuda/mma.cuh"
 #include "device/cuda/tiles.cuh"
@@ -12,13 +12,15 @@ namespace {
 
 enum { SIDE = DSC_PANEL, MOST = 90 };
 
-/* The items of a launch. by, to: the columns that it reads and writes; a panel reads and writes `by`. */
+/* The items of a launch. by, to: the columns that it reads and those that it writes; a panel's launch reads and
+ * writes `by`. */
 struct matrices {
     dsc_tiles<dsc_cholesky, MOST> tiles;
     dsc_column_range by, to;
 };
 static_assert(sizeof(matrices) <= 4000, "a launch takes at most 4000 bytes");
 
+/* The number of tiles along `size` rows or columns. */
 __host__ __device__ __forceinline__ int64_t along(int64_t size) {
     return size > 0 ? (size + SIDE - 1) / SIDE : 0;
 }
@@ -29,17 +31,17 @@ __host__ __device__ __forceinline__ int least(int64_t a, int64_t b) {
 
 /* ---- a panel's triangle ----
  *
- * Elimination without pivots of M = [A | I], of which one square array holds the part of A that is not yet
- * eliminated and the part of I that has been changed. Step j, for the rows i > j:
+ * Elimination of M = [A | I] without pivoting. One square array holds both the part of A that is not yet eliminated
+ * and the part of I that has been changed. Step j, for the rows i > j:
  *   f = M[i,j] / M[j,j],   M[i,l] -= f M[j,l] for l != j,   M[i,j] = -f
- * leaves the pivots d on the diagonal and the inverse of the unit triangle below it; row i of L^-1 is that
- * divided by sqrt(d[i]). A thread keeps every 16th element of every 16th row. */
+ * leaves the pivots d on the diagonal and the inverse of the unit triangle below it; row i of L^-1 is row i of that
+ * inverse divided by sqrt(d[i]). A thread holds every 16th element of every 16th row. */
 
 enum { GRID = 16, EACH = SIDE / GRID, TRIANGLE_THREADS = GRID * GRID };
 
 template <typename T> struct square { T at[EACH][EACH]; };
 
-/* H's block at `begin`, as a full symmetric square; the identity beyond its end. */
+/* Loads H's diagonal block at `begin` as a full symmetric square; fills up with the identity beyond H's end. */
 template <typename T>
 __device__ __forceinline__ void load_square(const dsc_cholesky &item, int64_t begin, int y, int x,
                                             square<T> &m) {
@@ -57,7 +59,7 @@ __device__ __forceinline__ void load_square(const dsc_cholesky &item, int64_t be
         }
 }
 
-/* A pivot, or 1 where it is not one; `bad` is set then. */
+/* Returns the pivot if it is positive and finite; else returns 1 and sets `bad`. */
 template <typename T> __device__ __forceinline__ T checked(T pivot, int &bad) {
     if (pivot > 0 && pivot - pivot == 0) /* neither NaN nor infinite */
         return pivot;
@@ -65,8 +67,8 @@ template <typename T> __device__ __forceinline__ T checked(T pivot, int &bad) {
     return 1;
 }
 
-/* Steps GRID * COLUMN .. GRID * (COLUMN + 1) - 1. Rows and columns of two steps are in shared memory: one
- * barrier a step is enough. */
+/* Does steps GRID * COLUMN .. GRID * (COLUMN + 1) - 1. Shared memory has room for the rows and columns of two steps,
+ * so that one barrier per step is enough. */
 template <typename T, int COLUMN>
 __device__ __forceinline__ void eliminate(square<T> &m, int y, int x, T (*row)[SIDE], T (*column)[SIDE],
                                           int &bad) {
@@ -93,7 +95,7 @@ __device__ __forceinline__ void eliminate(square<T> &m, int y, int x, T (*row)[S
     }
 }
 
-/* The inverse's transpose is the diagonal block of L^-T. */
+/* Writes an element of the diagonal block of L^-T, the transpose of the inverse. */
 template <typename T>
 __device__ __forceinline__ void store_turned(const dsc_cholesky &item, int64_t row, int64_t column, T value) {
     if (row < item.k && column < item.k)
@@ -135,27 +137,28 @@ __global__ void __launch_bounds__(TRIANGLE_THREADS) triangle_kernel(const __grid
 /* ---- tiles ---- */
 
 /* C[rows, columns] = A B', or C - A B', of A[rows, terms] and B[columns, terms]; at most SIDE rows and columns.
- * C = A B' may overwrite A or B: it is written after all of them has been read. */
+ * C = A B' may overwrite A or B: C is written after both have been read completely. */
 template <typename T> struct tile {
     const T *a, *b;
     T *c;
-    int64_t a_width, b_width, c_width; /* from a row to the next */
+    int64_t a_width, b_width, c_width; /* from one row to the next */
     int rows, columns, terms;
-    int fresh; /* 1: C holds something else so far and counts as 0 */
+    int fresh; /* 1: C's memory still holds something else and counts as 0 */
 };
 
-/* Tiles of the rows of Z that are not 0 in columns before `end`. */
+/* The number of tiles of those rows of Z that are not 0 in the columns before `end`. */
 __host__ __device__ __forceinline__ int64_t tiles_of_z(const dsc_cholesky &item, int64_t end) {
     return item.z ? along(item.n) : along(end);
 }
 
-/* Rows in tiles: those of H from row `below` on, then those of Z. */
+/* The rows of a tile, in H or in Z. */
 template <typename T> struct place {
     T *data;
-    int64_t first; /* row of its matrix */
+    int64_t first; /* first row, in its matrix */
     int rows, in_z;
 };
 
+/* Finds the rows of tile `number`: first come the tiles of H from row `below` on, then those of Z. */
 template <typename T>
 __device__ __forceinline__ place<T> find_rows(const dsc_cholesky &item, int64_t number, int64_t below) {
     int64_t k = item.k, in_h = along(k - below);
@@ -167,7 +170,7 @@ __device__ __forceinline__ place<T> find_rows(const dsc_cholesky &item, int64_t 
     return p;
 }
 
-/* The panel's columns of some rows. */
+/* The tile of a block of the panel's launch: the panel's columns of some rows. */
 template <typename T>
 __device__ __forceinline__ tile<T> panel_tile(const dsc_cholesky &item, const matrices &all, int64_t block) {
     int64_t k = item.k;
@@ -183,14 +186,14 @@ __device__ __forceinline__ tile<T> panel_tile(const dsc_cholesky &item, const ma
     return t;
 }
 
-/* Columns of `to` have, from the diagonal on, the rows of H below them, and those of Z. */
+/* The number of tiles of a column of tiles of `to`: the rows of H from the diagonal down, and the rows of Z. */
 __host__ __device__ __forceinline__ int64_t reduction_rows(const dsc_cholesky &item, const matrices &all,
                                                            int64_t column) {
     return along(item.k - all.to.begin - column * SIDE) + tiles_of_z(item, all.by.end);
 }
 
-/* Where Z begins as the identity, a row has its first number on the diagonal: what lies before it in memory is
- * L's, and its place in the columns `to` is still that of H. */
+/* The tile of a block of a reduction. Where Z starts as the identity, its rows begin at the diagonal: what lies before
+ * it in memory belongs to L, and their place in the columns `to` still holds H. */
 template <typename T>
 __device__ __forceinline__ tile<T> reduction_tile(const dsc_cholesky &item, const matrices &all,
                                                   int64_t block) {
@@ -213,7 +216,7 @@ __device__ __forceinline__ tile<T> reduction_tile(const dsc_cholesky &item, cons
     return t;
 }
 
-/* The tile (i, j) of U U', j <= i, of the upper triangular U in the memory of H. */
+/* The tile (i, j), j <= i, of U U', where U is the upper triangular matrix in the memory of H. */
 template <typename T>
 __device__ __forceinline__ tile<T> inverse_tile(const dsc_cholesky &item, int64_t i, int64_t j) {
     int64_t k = item.k;
@@ -236,7 +239,7 @@ enum { TILE_THREADS = 128, TERMS = 32, PITCH = TERMS + 4, STAGES = 3 };
 enum { DOWN = 2, ACROSS = 4, PART = 32 }; /* a warp has a part of 32 x 32 */
 enum { SLAB = SIDE * PITCH, SHARED = STAGES * 2 * SLAB * (int)sizeof(float) };
 
-/* TERMS of a tile's rows from term k0 on, EACH_COPY at a time; zeros where there are none. */
+/* Copies TERMS terms of a tile's rows from term k0 on, EACH_COPY at a time; zeros outside the matrix. */
 template <int EACH_COPY>
 __device__ __forceinline__ void copy_slab(float *to, const float *from, int64_t width, int rows, int terms,
                                           int k0) {
@@ -253,6 +256,7 @@ __device__ __forceinline__ void copy_slab(float *to, const float *from, int64_t 
     }
 }
 
+/* Returns true if rows can be copied 16 bytes at a time. */
 __device__ __forceinline__ bool is_wide(const float *p, int64_t width, int terms) {
     return (uintptr_t)p % 16 == 0 && width % 4 == 0 && terms % 4 == 0;
 }
@@ -280,7 +284,7 @@ __device__ __forceinline__ void clear(fragments &x) {
                 x[i][j][r] = 0;
 }
 
-/* Eight terms of a slab for a warp's part, at rows a and b. */
+/* Adds the products of eight terms of a slab to a warp's part; a and b point to the part's first rows. */
 __device__ __forceinline__ void multiply(fragments &c, const float *a, const float *b, int lane) {
     uint32_t high_a[DOWN][4], low_a[DOWN][4], high_b[ACROSS][2], low_b[ACROSS][2];
 #pragma unroll
@@ -302,7 +306,7 @@ __device__ __forceinline__ void multiply(fragments &c, const float *a, const flo
             dsc_mma_tf32_split(c[i][j], high_a[i], low_a[i], high_b[j], low_b[j]);
 }
 
-/* row, column: of the warp's part in the tile. */
+/* Stores the warp's part of the tile, which begins at (row, column). */
 template <bool REDUCE>
 __device__ __forceinline__ void store(const tile<float> &t, int row, int column, int lane,
                                       const fragments &sum) {
@@ -334,9 +338,9 @@ template <bool REDUCE> __device__ __forceinline__ void make_tile(const tile<floa
     for (int n = 0; n < slabs; n++) {
         const float *a = shared + n % STAGES * 2 * SLAB + row * PITCH;
         const float *b = shared + n % STAGES * 2 * SLAB + SLAB + column * PITCH;
-        fragments window; /* tensor cores truncate: their sums are kept short */
+        fragments window; /* a short sum, because tensor cores truncate when they add */
         dsc_async_wait<STAGES - 2>();
-        __syncthreads(); /* slab n is there for all, and all are done with slab n - 1, whose place is next */
+        __syncthreads(); /* slab n has arrived, and all are done with slab n - 1, whose place is refilled */
         copy(n + STAGES - 1);
         clear(window);
 #pragma unroll
@@ -353,7 +357,7 @@ template <bool REDUCE> __device__ __forceinline__ void make_tile(const tile<floa
     store<REDUCE>(t, row, column, lane, sum);
 }
 
-/* ---- the same in double ---- */
+/* ---- products of tiles in double ---- */
 
 enum { WIDE_TERMS = 16, WIDE_ROWS = 4, WIDE_COLUMNS = 8, WIDE_SLAB = SIDE * (WIDE_TERMS + 1) };
 static_assert(SIDE / WIDE_ROWS * (SIDE / WIDE_COLUMNS) == TILE_THREADS, "a thread has 4 x 8 elements");
@@ -409,8 +413,8 @@ __global__ void __launch_bounds__(TILE_THREADS) reduction_kernel(const __grid_co
     make_tile<true>(reduction_tile<T>(item, all, block), shared);
 }
 
-/* Tiles below the diagonal, which hold nothing that is still needed; then, in another launch, those on it: each
- * is read by its own block only. */
+/* Writes the tiles of the inverse below the diagonal, where nothing is needed any more; then, in another launch, those
+ * on the diagonal, each of which only its own block still reads. */
 template <typename T, bool DIAGONAL>
 __global__ void __launch_bounds__(TILE_THREADS) inverse_kernel(const __grid_constant__ matrices all) {
     DSC_SHARED(T, shared);
@@ -421,7 +425,7 @@ __global__ void __launch_bounds__(TILE_THREADS) inverse_kernel(const __grid_cons
     make_tile<false>(inverse_tile<T>(item, DIAGONAL ? block : i, block), shared);
 }
 
-/* A block copies a tile of the lower triangle to the upper. */
+/* Each block copies a tile of the lower triangle to the upper. */
 enum { MIRROR = 32, MIRROR_THREADS = 256, MIRROR_STEP = MIRROR_THREADS / MIRROR };
 
 template <typename T>
@@ -458,7 +462,7 @@ cudaError_t launch(const dsc_cuda_launch *at, Kernel *kernel, unsigned threads, 
     return cudaGetLastError();
 }
 
-/* Launches a kernel on all items, as many at a time as its arguments have room for. */
+/* Launches a kernel on all items, with as many items per launch as its arguments have room for. */
 template <class Kernel, class Blocks>
 cudaError_t launch_all(const dsc_cuda_launch *at, Kernel *kernel, unsigned threads, size_t shared,
                        const dsc_cholesky *items, int count, matrices *all, Blocks blocks) {

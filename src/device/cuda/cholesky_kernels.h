@@ -1,5 +1,5 @@
-/* Kernels of cholesky.cu: H = L L' of many matrices H[k,k] at once, and what comes of it. `wide`: 1 for matrices
- * of double, 0 for float. */
+/* Kernels of cholesky.cu: factorise many matrices H[k,k] = L L' at once, and compute what follows from L. `wide`:
+ * 1 for matrices of double, 0 for float. */
 #ifndef DSC_DEVICE_CUDA_CHOLESKY_KERNELS_H
 #define DSC_DEVICE_CUDA_CHOLESKY_KERNELS_H
 
@@ -9,15 +9,15 @@
 extern "C" {
 #endif
 
-enum { DSC_PANEL = 64 }; /* columns that are eliminated at a time */
+enum { DSC_PANEL = 64 }; /* columns eliminated at a time */
 
 /* Elimination turns the columns of H into those of L, except in the diagonal blocks, and the columns of a second
- * matrix Z into those of Z L^-T. That is z[n,k], or, where z is NULL, the identity: its result, which is upper
- * triangular, takes the diagonal blocks and the upper triangle of H. */
+ * matrix Z into those of Z L^-T. Z is z[n,k], or the identity if z is NULL: the result, which is upper triangular,
+ * is then stored in the diagonal blocks and the upper triangle of H. */
 typedef struct dsc_cholesky {
     void *h, *z;
-    void *inverse; /* [DSC_PANEL, DSC_PANEL], scratch: that of the panel's triangle */
-    int *failed;   /* scratch: becomes 1 where H is not positive definite; else it stays */
+    void *inverse; /* [DSC_PANEL, DSC_PANEL], scratch: the inverse of the panel's triangle */
+    int *failed;   /* scratch: set to 1 if H is not positive definite, else unchanged */
     int32_t n, k;
 } dsc_cholesky;
 
@@ -26,15 +26,15 @@ typedef struct dsc_column_range {
     int32_t begin, end;
 } dsc_column_range;
 
-/* Finishes the panel that begins at column `begin` and has been reduced by all before it. Items that have no
- * such column are left alone. */
+/* Finishes the panel that begins at column `begin` and has been reduced by all panels before it. Items without such
+ * a column are left alone. */
 cudaError_t dsc_cuda_launch_panels(const dsc_cuda_launch *at, int wide, const dsc_cholesky *items, int count,
                                    int32_t begin);
-/* Reduces columns `to`, of Z and of H's lower triangle, by columns `by`, which are finished and come before
+/* Reduces the columns `to` of Z and of H's lower triangle by the columns `by`, which are finished and come before
  * them. */
 cudaError_t dsc_cuda_launch_reductions(const dsc_cuda_launch *at, int wide, const dsc_cholesky *items,
                                        int count, dsc_column_range by, dsc_column_range to);
-/* The last step of an inverse (z is NULL): H := L^-T L^-1, both triangles. */
+/* The last step of an inverse (z is NULL): H = L^-T L^-1, both triangles. */
 cudaError_t dsc_cuda_launch_inverses(const dsc_cuda_launch *at, int wide, const dsc_cholesky *items,
                                      int count);
 
