@@ -1,8 +1,8 @@
-/* Convolutions: by own kernels where these are faster (small_conv.h, narrow_conv.h), else through cuDNN.
+/* Convolutions: by our own kernels where these are faster (small_conv.h, narrow_conv.h), else through cuDNN.
  *
- * Every pass is planned when a convolution is opened: adding to a result is a plan of its own. There is no
- * engine that sums the gradient of half weights into float32; then it is made in half, in the workspace, and
- * converted. cuDNN counts elements in 32 bits: a batch beyond that is convolved in pieces. */
+ * Every pass is planned when a convolution is opened; adding to a result is a plan of its own. If no engine sums the
+ * gradient of half-precision weights into float32, it is computed in half precision, in the workspace, and converted.
+ * cuDNN counts elements in 32 bits: a batch beyond that is convolved in pieces. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "descent/log.h"
@@ -16,7 +16,7 @@
 #include <pthread.h>
 #include <string.h>
 
-/* One kind of pass: a plan, or else the older functions, or not there. */
+/* One kind of pass: run by a plan or by cuDNN's older functions, or not available. */
 typedef struct step {
     dsc_dnn_plan plan;
     dsc_dnn_legacy legacy;
@@ -24,17 +24,17 @@ typedef struct step {
 } step;
 
 typedef struct cuda_conv {
-    dsc_dnn_problem problem; /* of one piece of the batch */
+    dsc_dnn_problem problem; /* one piece of the batch */
     int64_t pieces;
-    int narrow;   /* own kernels of narrow_conv.h do all passes */
-    unsigned own; /* passes that own kernels do */
-    int tune;     /* the others are chosen by timing */
-    /* Workspace of the largest step, rounded up. After it in memory: aligned weights, dw in half, dw in F32. */
+    int narrow;   /* 1: our kernels of narrow_conv.h do all passes */
+    unsigned own; /* passes that our own kernels do: bits DSC_SMALL_... */
+    int tune;     /* 1: engines of the other passes are chosen by timing */
+    /* Workspace of the largest step, rounded up. It is followed by aligned weights, dw in half precision, dw in F32. */
     size_t work_bytes;
     step steps[DSC_DNN_KINDS];
 } cuda_conv;
 
-/* Handles to plan with, by GPU; made at the first use and kept. */
+/* Handles for planning, by GPU; created at the first use and kept. */
 enum { MOST_GPUS = 64 };
 static struct {
     pthread_mutex_t mutex;
@@ -69,7 +69,7 @@ static dsc_status planning_handle(const dsc_cuda *gpu, cudnnHandle_t *out) {
     return DSC_OK;
 }
 
-/* Own kernels do this pass. */
+/* Returns 1 if our own kernels do this pass. */
 static int is_own(const cuda_conv *c, dsc_dnn_kind kind) {
     static const unsigned pass[DSC_DNN_KINDS] = {
         [DSC_DNN_FORWARD] = DSC_SMALL_FORWARD,
@@ -86,8 +86,8 @@ static int is_timed(const cuda_conv *c, dsc_dnn_kind kind) {
     return c->tune && !is_own(c, kind);
 }
 
-/* An engine that does a pass can most often add to the result, too. Adding to dx is part of every step of a
- * residual network, so it is timed by itself. */
+/* Returns the step whose engine is tried first for this one: an engine that does a pass can usually also add to its
+ * result. Adding to dx is part of every step of a residual network, so it is timed separately. */
 static const step *model_of(const cuda_conv *c, dsc_dnn_kind kind) {
     if (kind == DSC_DNN_WEIGHT_ADD)
         return &c->steps[DSC_DNN_WEIGHT];
@@ -106,13 +106,13 @@ static cudnnStatus_t choose(const cuda_conv *c, const dsc_dnn_graph *graph, dsc_
     return dsc_dnn_pick_first(graph, &s->choice, &s->plan);
 }
 
-/* 1 when a choice is kept for this step, and could be planned. */
+/* Returns 1 if a choice for this step was kept and could be planned. */
 static int plan_kept(const dsc_cuda *gpu, const cuda_conv *c, const dsc_dnn_graph *graph, dsc_dnn_kind kind,
                      step *s) {
     if (!dsc_cuda_choice_find(gpu, &c->problem, kind, is_timed(c, kind), &s->choice))
         return 0;
     if (s->choice.engine == DSC_DNN_NONE)
-        return kind >= DSC_DNN_WEIGHT; /* these have others in their place */
+        return kind >= DSC_DNN_WEIGHT; /* for these there is another kind to fall back on */
     if (s->choice.engine == DSC_DNN_LEGACY)
         return dsc_dnn_legacy_open(graph->handle, &c->problem, kind, &s->legacy) == CUDNN_STATUS_SUCCESS;
     if (dsc_dnn_plan_open(graph, &s->choice, &s->plan) == CUDNN_STATUS_SUCCESS)
@@ -127,9 +127,9 @@ static int open_legacy(cudnnHandle_t handle, const cuda_conv *c, dsc_dnn_kind ki
     return dsc_dnn_legacy_open(handle, &c->problem, kind, &s->legacy) == CUDNN_STATUS_SUCCESS;
 }
 
-/* Leaves the step unplanned when cuDNN has nothing for it. Without TF32 the older functions come first: they
- * can be held to products and sums in float32, while an engine of the graphs that names no reservation (28,
- * for 5x5 taps) was found 1e-5 off. */
+/* Plans a step, or leaves it unplanned if cuDNN has nothing for it. Without TF32 the older functions come first: they
+ * can be restricted to products and sums in float32, while an engine of the graph API that lists no numerical note
+ * (28, for 5x5 taps) was found to be off by 1e-5. */
 static dsc_status open_step(const dsc_cuda *gpu, cudnnHandle_t handle, cuda_conv *c, dsc_dnn_kind kind) {
     step *s = &c->steps[kind];
     dsc_dnn_graph graph;
@@ -196,8 +196,8 @@ static dsc_status open_steps(const dsc_cuda *gpu, cuda_conv *c, dsc_conv_use use
     return DSC_OK;
 }
 
-/* The fewest equal pieces that cuDNN can count, and that start where cuDNN wants them to; one where there are
- * none: let it decide. */
+/* Returns the smallest number of equal pieces whose elements cuDNN can count and whose start is aligned as cuDNN
+ * requires; 1 if there is none: then cuDNN may refuse the convolution itself. */
 static int64_t count_pieces(const dsc_conv *conv) {
     const dsc_conv_desc *d = &conv->desc;
     const dsc_conv2d_shape *s = &d->shape;
@@ -230,10 +230,10 @@ static size_t workspace_of(cuda_conv *c) {
     return bytes + DSC_DNN_WORK_ALIGNMENT; /* to align the start */
 }
 
-/* Where own kernels are faster. Microseconds on an H200, batch 128, forward / data / weights, own against
- * cuDNN's: 16 channels at 32x32 12 / 12 / - against 29 / 33 / 53; 32 at 16x16 11 / 11 / - against 11 / 13 /
- * 40; 64 at 8x8 17 / 17 / 16 against 8 / 10 / 32. Of 3 channels, which cuDNN pads to 8, maps of any size: a step of
- * unet-bn:width=32 on 8 images of 512x512 takes 10.50 instead of 10.85 ms. */
+/* Returns the passes in which our own kernels are faster. Microseconds on an H200, batch 128, forward / data / weights,
+ * ours against cuDNN's: 16 channels at 32x32 12 / 12 / - against 29 / 33 / 53; 32 at 16x16 11 / 11 / - against 11 / 13
+ * / 40; 64 at 8x8 17 / 17 / 16 against 8 / 10 / 32. Inputs of 3 channels, which cuDNN pads to 8, are taken at any size:
+ * a step of unet-bn:width=32 on 8 images of 512x512 takes 10.50 instead of 10.85 ms. */
 static unsigned own_passes(const dsc_cuda *gpu, const dsc_conv_desc *d) {
     const dsc_conv2d_shape *s = &d->shape;
     enum { MOST_PIXELS = 32 * 32, MOST_CHANNELS = 32 };
@@ -291,7 +291,7 @@ void dsc_cuda_conv_close(dsc_conv *conv) {
 
 /* ---- running ---- */
 
-/* A piece of the batch, and the aligned workspace. */
+/* The tensors of a piece of the batch, and the aligned workspace. */
 typedef struct operands {
     char *x, *w, *y, *work;
 } operands;
@@ -317,7 +317,7 @@ static dsc_status run_step(dsc_queue *q, step *s, const operands *o) {
     return DSC_OK;
 }
 
-/* Parameters lie one after the other, at any alignment: cuDNN may need a copy. */
+/* Returns the place for a copy of the weights: parameters follow each other at any alignment, so cuDNN may need one. */
 static char *aligned_place(const cuda_conv *c, const operands *o) {
     return o->work + c->work_bytes;
 }
@@ -335,7 +335,7 @@ static dsc_status take_weights(dsc_queue *q, const cuda_conv *c, const dsc_tenso
     return copy_weights(q, w->data, dsc_tensor_bytes(w), o->w);
 }
 
-/* Moves x and y on by one piece. */
+/* Advances x and y by one piece. */
 static void next_piece(const cuda_conv *c, operands *o) {
     const dsc_conv_desc *d = &c->problem.desc;
     const dsc_conv2d_shape *s = &d->shape;
@@ -374,7 +374,7 @@ dsc_status dsc_cuda_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_t
     return DSC_OK;
 }
 
-/* dw through a gradient in half. */
+/* Computes dw by way of a half-precision gradient. */
 static dsc_status weight_by_half(dsc_queue *q, cuda_conv *c, operands *o, double beta, dsc_tensor *dw) {
     const dsc_conv_desc *d = &c->problem.desc;
     dsc_tensor half = *dw, wide = *dw;

@@ -1,4 +1,4 @@
-/* The choices of engines of this process, and their text. */
+/* The choices of engines in this process, and their text form. */
 #include "device/cuda/conv_choices.h"
 
 #include "base/error.h"
@@ -15,8 +15,8 @@
 
 typedef struct entry {
     int ordinal, strict;
-    int used;  /* 0: preset, and not asked for so far */
-    int timed; /* or preset: another process would not come to it by itself */
+    int used;  /* 0: preset and not asked for so far */
+    int timed; /* 1: timed or preset, so another process might choose otherwise */
     dsc_conv_desc desc;
     dsc_dnn_kind kind;
     dsc_dnn_choice choice;
@@ -54,7 +54,7 @@ static entry *find(int ordinal, int strict, const dsc_conv_desc *desc, dsc_dnn_k
     return NULL;
 }
 
-/* In place of an older one. */
+/* Stores an entry in place of an older one. */
 static dsc_status put(const entry *new) {
     entry *e = find(new->ordinal, new->strict, &new->desc, new->kind);
     if (!e) {
@@ -97,7 +97,7 @@ dsc_status dsc_cuda_choice_keep(const dsc_cuda *gpu, const dsc_dnn_problem *prob
 /* ---- text ---- */
 
 #define HEAD "cudnn %zu capability %d"
-enum { LONGEST_TEXT = 1 << 20 }; /* some 5000 choices */
+enum { LONGEST_TEXT = 1 << 20 }; /* about 5000 choices */
 
 typedef struct writer {
     char *text;
@@ -175,7 +175,7 @@ static int read_type(const char *name, dsc_dtype *out) {
     return 0;
 }
 
-/* Each reads from *at on and advances it; returns 0 when the text is malformed. */
+/* This function and the next read from *at on and advance it; they return 0 if the text is malformed. */
 static int read_sizes(const char **at, entry *e) {
     dsc_conv_desc *d = &e->desc;
     dsc_conv2d_shape *s = &d->shape;
@@ -213,7 +213,7 @@ static int read_choice(const char **at, entry *e) {
     return **at == '\n';
 }
 
-/* Keeps them, or looks whether all of them can be read. */
+/* Reads all entries, and stores them if `keep` is 1; otherwise only checks that all of them can be read. */
 static dsc_status read_entries(const char *at, int ordinal, int keep) {
     for (int line = 2; *at; line++) {
         entry e = {.ordinal = ordinal, .timed = 1};

@@ -1,8 +1,8 @@
-/* The GPU: opening it, copies, queues, events and recordings. Its memory is in memory.c, operations are in the files beside this one
- * (state.h), and listed in the table at the end.
+/* The GPU: opening it, copies, queues, events and recordings. Its memory is in memory.c; the operations are in the
+ * other files of this folder (state.h) and are entered in the table at the end.
  *
- * A queue is a stream; a recording is a graph captured from it. An event is two of CUDA's: `outer` is what
- * the host waits for and measures, and is recorded anew by every replay; `inner` orders queues within one
+ * A queue is a stream; a recording is a graph captured from it. An event is a pair of CUDA events: `outer` is the one
+ * that the host waits for and measures, and every replay records it again; `inner` orders queues within one
  * recording. A queue that waits for an event of a recording becomes part of that recording until its end. */
 #include "device/backends.h"
 #include "device/cuda/current.h"
@@ -21,26 +21,26 @@
 enum {
     OLDEST_CAPABILITY = 80,
     RING_PLACES = 32,
-    RING_BYTES = 64 << 10, /* of a place; larger uploads do without the ring */
+    RING_BYTES = 64 << 10, /* of a place; larger uploads bypass the ring */
 };
 
 typedef struct mark mark;
 
 typedef struct lane {
-    dsc_cuda_queue shared; /* first: what dsc_cuda_queue_of returns */
+    dsc_cuda_queue shared; /* must be the first member: dsc_cuda_queue_of returns it */
     cudaEvent_t place_free[RING_PLACES];
     int place_used[RING_PLACES], next_place;
-    cudaEvent_t moved;    /* of a wrapped queue: the end of its work in the stream that it leaves */
-    dsc_queue *origin;    /* whose recording this queue is part of; NULL: of none */
-    dsc_queue *next_fork; /* of the same recording */
-    dsc_queue *forks;     /* of an origin: the other queues of its recording */
-    mark *marks;          /* of an origin: events of its recording */
+    cudaEvent_t moved;    /* in a wrapped queue: the end of its work in the stream that it leaves */
+    dsc_queue *origin;    /* the queue whose recording this one is part of; NULL: none */
+    dsc_queue *next_fork; /* the next fork of the same recording */
+    dsc_queue *forks;     /* in an origin: the other queues of its recording */
+    mark *marks;          /* in an origin: the events of its recording */
 } lane;
 
 /* The state of an event. */
 struct mark {
     cudaEvent_t outer, inner;
-    dsc_queue *origin; /* whose recording it was recorded in, while that lasts */
+    dsc_queue *origin; /* the queue in whose recording it was recorded, while that lasts */
     mark *next;
 };
 
@@ -80,8 +80,8 @@ dsc_status dsc_cuda_dnn_fail(cudnnStatus_t status, const char *what, const char 
 }
 #endif
 
-/* 1 while work in the stream is captured into a graph. The default stream cannot be; while another stream is
- * captured that waits for it, it can only say that it may not be used. */
+/* Returns 1 while work in the stream is captured into a graph. The default stream cannot be captured; while another
+ * stream that waits for it is, the query fails because the default stream may not be used then. */
 static int is_captured(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
@@ -110,7 +110,7 @@ dsc_status dsc_cuda_refuse_recording(const dsc_queue *q, const char *what) {
 
 /* ---- copies ---- */
 
-/* Through page-locked memory: the copy runs later, the caller's memory is free at once. */
+/* Uploads through page-locked memory: the copy runs later, but the caller may reuse its memory at once. */
 static dsc_status upload_by_ring(lane *l, const void *host, size_t bytes, void *data) {
     int i = l->next_place;
     char *place = (char *)l->shared.staging + (size_t)i * RING_BYTES;
@@ -156,7 +156,7 @@ static void leave(void *state) {
 
 /* ---- recordings ---- */
 
-/* Queue and event leave the recording that they are part of. */
+/* leave_queue and leave_mark take a queue or an event out of the recording that it is part of. */
 static void leave_queue(dsc_queue *q) {
     lane *l = lane_of(q);
     if (l->origin && l->origin != q) {
@@ -199,7 +199,7 @@ static void join_mark(mark *m, dsc_queue *origin) {
     lane_of(origin)->marks = m;
 }
 
-/* The end of a recording for all who are part of it. */
+/* Ends a recording for all queues and events that are part of it. */
 static cudaError_t end_capture(dsc_queue *q, cudaGraph_t *graph) {
     lane *l = lane_of(q);
     *graph = NULL;
@@ -212,7 +212,7 @@ static cudaError_t end_capture(dsc_queue *q, cudaGraph_t *graph) {
     return error;
 }
 
-/* Relaxed: libraries may load what they need, and other threads go on as before. */
+/* Captures in relaxed mode, so that libraries may load what they need and other threads are not affected. */
 static dsc_status record_begin(dsc_queue *q) {
     if (lane_of(q)->shared.wrapped)
         return DSC_FAIL(DSC_E_UNSUPPORTED, "recording: the queue's stream is the caller's (dsc_queue_wrap); "
@@ -310,7 +310,7 @@ static dsc_status event_record(dsc_event *event, dsc_queue *q) {
     return DSC_OK;
 }
 
-/* In a recording, an event from outside is one that every replay waits for. */
+/* A queue in a recording may wait for an event from outside: then every replay waits for it. */
 static dsc_status queue_wait(dsc_queue *q, dsc_event *event) {
     lane *l = lane_of(q);
     mark *m = event->state;
@@ -364,8 +364,8 @@ static void free_memory_of(dsc_cuda_queue *own) {
         (void)cudaFreeHost(own->staging);
 }
 
-/* Before the memory of a queue goes. A stream of the caller's may be gone already: then the events of its
- * uploads are waited for, and the GPU's memory is freed by calls that wait for the work that uses it. */
+/* Waits before a queue's memory is freed. A wrapped stream, the caller's, may not exist any more: instead this waits
+ * for the events of its uploads, and the calls that free GPU memory wait for the work that uses it. */
 static void wait_for_work(lane *l) {
     if (l->shared.stream && !l->shared.wrapped)
         (void)cudaStreamSynchronize(l->shared.stream);
@@ -407,7 +407,7 @@ static void queue_close(dsc_queue *q) {
 static dsc_status make_lane(const dsc_device *device, int low, lane *l) {
     dsc_cuda_queue *own = &l->shared;
     void *tickets;
-    int least = 0, greatest = 0; /* smaller numbers go first */
+    int least = 0, greatest = 0; /* a smaller number is a higher priority */
     DSC_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     int priority = low || greatest == least ? least : least - 1;
     if (own->wrapped)
@@ -426,7 +426,7 @@ static dsc_status make_lane(const dsc_device *device, int low, lane *l) {
     return DSC_OK;
 }
 
-/* The stream of the handles. cuBLAS forgets its workspace with every new one. */
+/* Sets the stream of the handles. cuBLAS forgets its workspace with every new stream. */
 static dsc_status follow_stream(dsc_cuda_queue *own) {
 #ifndef DSC_EMULATED
     DSC_BLAS_TRY(cublasSetStream(own->blas, own->stream));
@@ -437,8 +437,8 @@ static dsc_status follow_stream(dsc_cuda_queue *own) {
     return DSC_OK;
 }
 
-/* cuBLAS with memory of its own, so that results do not depend on what else runs and calls can be recorded;
- * pedantic: float32 stays float32. */
+/* Creates the handles. cuBLAS gets a workspace of its own, so that results do not depend on what else runs and calls
+ * can be recorded; pedantic mode: float32 stays float32. */
 static dsc_status make_handles(dsc_cuda_queue *own) {
 #ifndef DSC_EMULATED
     DSC_BLAS_TRY(cublasCreate(&own->blas));
@@ -475,8 +475,9 @@ static dsc_status queue_wrap(dsc_queue *q, void *stream) {
     return open_lane(q, 1, stream);
 }
 
-/* Work of the queue that is under way keeps a captured stream from waiting for it, and a captured stream's
- * work keeps any other from waiting: a graph cannot depend on what runs outside of it. */
+/* Checks that a queue may change streams while the old or the new one is being captured. Neither can wait for the
+ * other, since a graph cannot depend on work outside it: the old one must not be captured, and its work must be
+ * done. */
 static dsc_status move_by_query(lane *l) {
     if (is_captured(l->shared.stream))
         return DSC_FAIL(DSC_E_INVALID, "queue: its stream is being captured into a CUDA graph; end the "
@@ -623,7 +624,7 @@ static void describe(dsc_device *device, const char *name, const struct cudaDevi
              runtime % 1000 / 10, dnn, device->tunes ? ", tuned" : "");
 }
 
-/* Looks at the GPU. */
+/* Reads the GPU's properties, checks that it is supported, and creates its context. */
 static dsc_status look_at(int ordinal, dsc_cuda *own, struct cudaDeviceProp *facts) {
     DSC_CUDA_TRY(cudaGetDeviceProperties(facts, ordinal));
     own->ordinal = ordinal;

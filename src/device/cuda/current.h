@@ -1,6 +1,6 @@
-/* The thread's current GPU (cudaSetDevice). Launches, allocations and new streams need the device's own GPU
- * there, while callers of the library find what they had: who changes it puts it back. Where the right GPU is
- * current already, which is always so with one GPU, this costs one cudaGetDevice, some nanoseconds. */
+/* Switches the thread's current GPU (cudaSetDevice). Launches, allocations and new streams need the device's own GPU to
+ * be current, but callers of the library must find theirs unchanged: whoever changes it restores it. If the right GPU
+ * is current already, which is always so with one GPU, this costs one cudaGetDevice, a few nanoseconds. */
 #ifndef DSC_DEVICE_CUDA_CURRENT_H
 #define DSC_DEVICE_CUDA_CURRENT_H
 
@@ -8,11 +8,11 @@
 
 /* What dsc_cuda_leave restores. */
 typedef struct dsc_cuda_current {
-    int before; /* -1: nothing */
+    int before; /* the GPU before; -1: nothing to restore */
     int bare;   /* 1: the thread had no context */
 } dsc_cuda_current;
 
-/* Finds a function of the driver, which no library of ours links: 1, and its address. */
+/* Finds a function of the driver, which our libraries do not link. Returns 1 and its address in *function, or 0. */
 static inline int dsc_cuda_find_in_driver(const char *name, void **function) {
     enum cudaDriverEntryPointQueryResult found;
     if (cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found) != cudaSuccess) {
@@ -22,8 +22,8 @@ static inline int dsc_cuda_find_in_driver(const char *name, void **function) {
     return found == cudaDriverEntryPointSuccess;
 }
 
-/* 1 when the thread has used no GPU so far. Then cudaSetDevice(0) would create a context on GPU 0, some
- * hundred MiB for every process of a node: the driver takes the present context away instead. */
+/* Returns 1 if the thread has used no GPU so far. Restoring it with cudaSetDevice(0) would create a context on GPU 0,
+ * a few hundred MiB for every process of a node: instead, dsc_cuda_leave unsets the context through the driver. */
 static inline int dsc_cuda_is_bare(void) {
     int (*get)(void **);
     void *context = NULL;
@@ -37,7 +37,7 @@ static inline void dsc_cuda_leave(dsc_cuda_current *c) {
     if (c->bare && dsc_cuda_find_in_driver("cuCtxSetCurrent", (void **)&set))
         (void)set(NULL);
     else if (cudaSetDevice(c->before) != cudaSuccess)
-        (void)cudaGetLastError(); /* of work that failed before; the next call reports it */
+        (void)cudaGetLastError(); /* an error of earlier work; the next call reports it */
     c->before = -1;
 }
 
@@ -56,8 +56,8 @@ static inline cudaError_t dsc_cuda_enter(int ordinal, dsc_cuda_current *c) {
     return error;
 }
 
-/* Until the end of the block, by whichever return. DSC_CUDA_ON returns from the calling function when the GPU
- * cannot be used; DSC_CUDA_ON_QUIETLY, for functions that free, goes on. */
+/* Makes a GPU current until the end of the enclosing block, however that is left. DSC_CUDA_ON returns from the calling
+ * function if the GPU cannot be used; DSC_CUDA_ON_QUIETLY, for functions that free, goes on. */
 #define DSC_CUDA_ON(ordinal)                                                                                 \
     dsc_cuda_current dsc_current_ __attribute__((cleanup(dsc_cuda_leave)));                                  \
     DSC_CUDA_TRY(dsc_cuda_enter((ordinal), &dsc_current_))
