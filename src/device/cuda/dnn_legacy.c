@@ -1,4 +1,4 @@
-/* Convolutions by cuDNN's older functions. */
+/* Convolutions with cuDNN's older functions. */
 #include "device/cuda/dnn_legacy.h"
 
 #define DNN_GO(call)                                                                                         \
@@ -10,7 +10,7 @@
 
 enum { MOST_ALGORITHMS = 16 };
 
-/* What the three passes' tables of algorithms have in common. */
+/* The fields that the results of the three passes' queries for algorithms have in common. */
 typedef struct proposal {
     int algorithm;
     cudnnStatus_t status;
@@ -114,7 +114,7 @@ cudnnStatus_t dsc_dnn_legacy_open(cudnnHandle_t handle, const dsc_dnn_problem *p
                                   dsc_dnn_legacy *out) {
     *out = (dsc_dnn_legacy){.kind = kind};
     if (dsc_dnn_weight_type(problem, kind) != problem->desc.dtype)
-        return CUDNN_STATUS_NOT_SUPPORTED; /* these functions have one type for all tensors */
+        return CUDNN_STATUS_NOT_SUPPORTED; /* these functions need the same type for all tensors */
     cudnnStatus_t status = describe(problem, out);
     if (status == CUDNN_STATUS_SUCCESS)
         status = choose(handle, problem->strict && problem->desc.dtype == DSC_F32, out);

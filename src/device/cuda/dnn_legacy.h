@@ -14,11 +14,11 @@ typedef struct dsc_dnn_legacy {
     int ready;
 } dsc_dnn_legacy;
 
-/* Chooses a deterministic algorithm by cuDNN's rules. Nothing is left to be closed after a failure. */
+/* Chooses a deterministic algorithm by cuDNN's heuristics. Nothing has to be closed after a failure. */
 cudnnStatus_t dsc_dnn_legacy_open(cudnnHandle_t handle, const dsc_dnn_problem *problem, dsc_dnn_kind kind,
                                   dsc_dnn_legacy *out);
 void dsc_dnn_legacy_close(dsc_dnn_legacy *legacy);
-/* As dsc_dnn_plan_run. */
+/* Like dsc_dnn_plan_run. */
 cudnnStatus_t dsc_dnn_legacy_run(const dsc_dnn_legacy *legacy, cudnnHandle_t handle, void *x, void *w,
                                  void *y, void *work);
 

@@ -7,7 +7,8 @@
 
 enum { MOST_LISTED = 96, MOST_TIMED = 20, LAUNCHES = 3 };
 
-/* Asked in this order; `timed` is how many candidates there may be after each, for a choice by timing. */
+/* The heuristics, in the order in which they are asked. `timed`: when choosing by timing, the largest number of
+ * candidates after each. */
 static const struct {
     cudnnBackendHeurMode_t mode;
     int64_t timed;
@@ -28,7 +29,7 @@ cudnnStatus_t dsc_dnn_pick_first(const dsc_dnn_graph *graph, dsc_dnn_choice *cho
     dsc_dnn_choice list[MOST_LISTED];
     int64_t count = 0, tried = 0;
     for (int i = 0; i < ROUNDS; i++) {
-        (void)dsc_dnn_candidates(graph, rounds[i].mode, MOST_LISTED, list, &count); /* or what others say */
+        (void)dsc_dnn_candidates(graph, rounds[i].mode, MOST_LISTED, list, &count); /* one may fail */
         for (; tried < count; tried++) {
             *choice = list[tried];
             if (open_within(graph, choice, DSC_DNN_WORKSPACE, plan))
@@ -50,14 +51,14 @@ typedef struct bench {
     cudaStream_t stream;
     cudaEvent_t from, to;
     void *x, *w, *y, *work;
-    int repeat; /* runs in a recording */
+    int repeat; /* runs per recording */
 } bench;
 
 static size_t tensor_bytes(dsc_dtype dtype, int64_t a, int64_t b, int64_t c, int64_t d) {
     return (size_t)(a * b * c * d) * dsc_dtype_size(dtype);
 }
 
-/* Small numbers: zeros would save power, and with it time, that real data does not. */
+/* Allocates a tensor and fills it with small numbers: zeros would save power, and so time, unlike real data. */
 static int make_buffer(bench *b, size_t bytes, void **out) {
     return cudaMalloc(out, bytes) == cudaSuccess &&
            cudaMemsetAsync(*out, 0x3C, bytes, b->stream) == cudaSuccess;
@@ -95,15 +96,15 @@ static void bench_close(bench *b) {
         cudaEventDestroy(b->to);
     if (b->stream)
         cudaStreamDestroy(b->stream);
-    (void)cudaGetLastError(); /* a bench that could not be had is no error of the next call */
+    (void)cudaGetLastError(); /* an error of bench_open must not show up in the next call */
 }
 
 static int run(bench *b, dsc_dnn_plan *plan) {
     return dsc_dnn_plan_run(plan, b->handle, b->x, b->w, b->y, b->work) == CUDNN_STATUS_SUCCESS;
 }
 
-/* Steps are replayed: what counts is the time of a recording, without the calls. An engine that cannot be
- * recorded is of no use. */
+/* Records some runs of a plan. Training steps are replayed, so what counts is the time of a recording, without the time
+ * of the calls. An engine that cannot be recorded is useless. */
 static int record(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t *out) {
     cudaGraph_t graph = NULL;
     if (cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess)
@@ -118,7 +119,7 @@ static int record(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t *out) {
     return good;
 }
 
-/* Launches the recording, or runs the plan once where there is no recording. */
+/* Times a launch of the recording, or one run of the plan if there is no recording. */
 static int launch_timed(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t recorded, float *ms) {
     return cudaEventRecord(b->from, b->stream) == cudaSuccess &&
            (recorded ? cudaGraphLaunch(recorded, b->stream) == cudaSuccess : run(b, plan)) &&
@@ -126,16 +127,16 @@ static int launch_timed(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t recorded, 
            cudaEventElapsedTime(ms, b->from, b->to) == cudaSuccess;
 }
 
-/* 1 for an engine whose single run is hopeless beside a recording of `best` ms: the slowest would take
- * seconds to be timed well. */
+/* Returns 1 if a single run already shows that an engine cannot beat a recording of `best` ms: it would take seconds to
+ * time the slowest ones properly. */
 static int is_hopeless(bench *b, dsc_dnn_plan *plan, float best) {
     const float calls = 0.02f; /* ms */
     float ms = 0;
     return launch_timed(b, plan, NULL, &ms) && ms > 2 * best / (float)b->repeat + calls;
 }
 
-/* Milliseconds of the fastest launch, the first one not counted; 0 also when it cannot be below `limit` (0:
- * no limit). */
+/* Sets *best to the milliseconds of the fastest launch, without the first one. Returns 0 if the plan cannot be timed,
+ * or cannot be faster than `limit` (0: no limit). */
 static int time_plan(bench *b, dsc_dnn_plan *plan, float limit, float *best) {
     cudaGraphExec_t recorded = NULL;
     float ms = 0;
@@ -153,9 +154,9 @@ static int time_plan(bench *b, dsc_dnn_plan *plan, float limit, float *best) {
     return good;
 }
 
-/* The fastest of the list, opened and timed one by one in the order of cuDNN's advice, until patience ends:
- * an engine may take a second to compile. A later one has to be faster by more than the clock's noise. -1
- * when none could be timed. */
+/* Returns the index of the fastest engine of the list, or -1 if none could be timed. They are opened and timed one by
+ * one in cuDNN's order until `patience` runs out, since an engine may take a second to compile. A later one has to be
+ * faster by more than the clock's noise. */
 static int64_t fastest(bench *b, const dsc_dnn_graph *graph, const dsc_dnn_choice *list, int64_t count,
                        dsc_dnn_plan *best_plan) {
     const double patience = 0.5; /* seconds */

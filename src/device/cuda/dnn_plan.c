@@ -1,4 +1,4 @@
-/* Plans of cuDNN's backend API.
+/* Plans for cuDNN's backend API.
  *
  * cuDNN sees tensors as N, C, H, W with the strides of channels-last memory: x[n,h,w,c], w[k,kh,kw,c/groups],
  * y[n,oh,ow,k]. The number of groups follows from the channels of x and w. */
@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* Unlike DSC_DNN_TRY: passes the status on, no error is raised. */
+/* Unlike DSC_DNN_TRY, returns the status and raises no error. */
 #define DNN_GO(call)                                                                                         \
     do {                                                                                                     \
         cudnnStatus_t dnn_status_ = (call);                                                                  \
@@ -275,7 +275,7 @@ static cudnnStatus_t ask(const dsc_dnn_graph *graph, cudnnBackendHeurMode_t mode
         results = MOST_RESULTS;
     for (int64_t i = 0; i < results; i++)
         DNN_GO(cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &configs[i]));
-    if (results > 0) /* the second answer may be shorter than the first */
+    if (results > 0) /* the second call may return fewer than the first */
         DNN_GO(cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                         CUDNN_TYPE_BACKEND_DESCRIPTOR, results, count, configs));
     if (*count > results)
@@ -314,7 +314,7 @@ static cudnnStatus_t make_knob(int64_t type, int64_t value, cudnnBackendDescript
     return cudnnBackendFinalize(*out);
 }
 
-/* What a plan is made from, and not needed any more when it is there. */
+/* The descriptors that a plan is made from, which are not needed once it exists. */
 typedef struct parts {
     cudnnBackendDescriptor_t engine, config, knobs[DSC_DNN_KNOBS];
 } parts;
@@ -379,7 +379,7 @@ static cudnnStatus_t make_pack(void *const pointers[4], cudnnBackendDescriptor_t
     return cudnnBackendFinalize(*out);
 }
 
-/* A layer's tensors stay where they are from step to step: its pack is made once. */
+/* A layer's tensors stay at the same addresses from step to step, so its variant pack is made only once. */
 cudnnStatus_t dsc_dnn_plan_run(dsc_dnn_plan *plan, cudnnHandle_t handle, void *x, void *w, void *y,
                                void *work) {
     void *const pointers[4] = {x, w, y, work};

@@ -1,5 +1,5 @@
-/* The functions of the cuda backend's table: its operations, from the list in device/ops.h, and those around
- * them. Arguments are those of the table; the fronts have checked them. */
+/* The functions of the cuda backend's table: its operations, from the list in device/ops.h, and the functions around
+ * them. They take the table's arguments, which the front functions have checked. */
 #ifndef DSC_DEVICE_CUDA_ENTRIES_H
 #define DSC_DEVICE_CUDA_ENTRIES_H
 
@@ -12,15 +12,15 @@ extern "C" {
 #define DSC_CUDA_PROTOTYPE(name) __typeof__(dsc_op_##name) dsc_cuda_##name;
 DSC_OPERATIONS(DSC_CUDA_PROTOTYPE, DSC_CUDA_PROTOTYPE)
 
-/* operations.cu: the same, with the device's GPU as the thread's current one while they run. These are what
- * the table holds. */
+/* operations.cu: the same operations, but with the device's GPU as the thread's current one while they run. The table
+ * holds these. */
 #define DSC_CUDA_MEMBER(name) __typeof__(dsc_op_##name) *name;
 typedef struct dsc_cuda_operations {
     DSC_OPERATIONS(DSC_CUDA_MEMBER, DSC_CUDA_MEMBER)
 } dsc_cuda_operations;
 #undef DSC_CUDA_MEMBER
 const dsc_cuda_operations *dsc_cuda_operations_on_gpu(void);
-/* cuda.c: which GPU a device is. */
+/* cuda.c: the number of a device's GPU. */
 int dsc_cuda_ordinal(const dsc_device *device);
 
 /* memory.c */
