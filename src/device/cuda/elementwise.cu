@@ -15,7 +15,7 @@ typedef struct dsc_cuda_convert_item {
     const void *src;
     void *dst;
     int64_t count;
-    int clamp; /* 1: numbers below 0 become 0 */
+    int clamp; /* 1: negative numbers become 0 */
 } dsc_cuda_convert_item;
 
 typedef struct dsc_cuda_dot_item {
@@ -32,7 +32,7 @@ typedef struct dsc_cuda_absorb_item {
 
 namespace {
 
-/* ---- bits ---- */
+/* ---- filling and copying ---- */
 
 template <typename U> struct fill_body {
     U bits;
@@ -74,7 +74,7 @@ template <typename U> cudaError_t copy(const dsc_cuda_launch *at, int64_t count,
     return dsc_flat_run<dsc_width<U>>(at, body, count, dsc_aligned(src, dst));
 }
 
-/* ---- changes of type ---- */
+/* ---- type conversion ---- */
 
 __device__ __forceinline__ void round_to(double &to, double x) {
     to = x;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void round_to(float &to, double x) {
     to = (float)x;
 }
 
-/* One rounding, not two through float. */
+/* Rounds once, not twice by way of float. */
 __device__ __forceinline__ void round_to(__half &to, double x) {
     to = __double2half(x);
 }
@@ -93,7 +93,8 @@ __device__ __forceinline__ void round_to(__nv_bfloat16 &to, double x) {
     to = __double2bfloat16(x);
 }
 
-/* From double there are at most two at once, which are not packed; what comes from the others is a float. */
+/* Sets element i of a vector. Vectors converted from double have at most two elements and are not packed; other types
+ * are converted from float. */
 template <typename To, int N> __device__ __forceinline__ void put(dsc_vector<To, N> &to, int i, double x) {
     round_to(to.at[i], x);
 }
@@ -120,7 +121,7 @@ template <typename From, typename To, bool CLAMP> struct convert_body {
     }
 };
 
-/* As many elements at once as make 16 bytes of the smaller type, but two of double. */
+/* The number of elements converted at once: 16 bytes of the smaller type, but only two if one type is double. */
 template <typename From, typename To>
 constexpr int convert_width = dsc_width<From> == 2 || dsc_width<To> == 2 ? 2
                               : dsc_width<From> > dsc_width<To>          ? dsc_width<From>
@@ -151,7 +152,7 @@ cudaError_t convert_from(const dsc_cuda_launch *at, dsc_dtype to, int64_t count,
 typedef dsc_batch<dsc_cuda_convert_item, DSC_CUDA_CONVERTS> convert_batch;
 static_assert(sizeof(convert_batch) <= 3900, "a launch takes at most 4000 bytes");
 
-/* Elements begin .. end - 1, N at once where `aligned`. */
+/* Runs a body on elements begin .. end - 1, on N at once if `aligned`. */
 template <int N, class Body>
 __device__ __forceinline__ void run_range(const Body &body, bool aligned, int64_t begin, int64_t end) {
     int64_t whole = aligned ? begin + (end - begin) / N * N : begin;
@@ -300,7 +301,7 @@ cudaError_t dots(const dsc_cuda_launch *at, const dsc_cuda_dot_item *items, int 
     return cudaGetLastError();
 }
 
-/* ---- running averages that nothing spoils ---- */
+/* ---- running averages, not updated by non-finite numbers ---- */
 
 typedef dsc_batch<dsc_cuda_absorb_item, DSC_CUDA_ABSORBS> absorb_batch;
 static_assert(sizeof(absorb_batch) <= 3950, "a launch takes at most 4000 bytes");
@@ -384,7 +385,7 @@ cudaError_t blends(const dsc_cuda_launch *at, const double *decay, const dsc_cud
     return cudaGetLastError();
 }
 
-/* ---- what steps note ---- */
+/* ---- counters and flags of a training step ---- */
 
 struct increment_body {
     int64_t *t;
@@ -413,7 +414,7 @@ __global__ void loss_scale_kernel(const double *bad, double *scale, double *skip
     *skip = dsc_skip_move(*skip, found);
 }
 
-/* Nanoseconds of the GPU's clock. */
+/* The time of the GPU's clock in nanoseconds. */
 __device__ int64_t now() {
 #ifdef DSC_EMULATED
     struct timespec t;
@@ -497,7 +498,7 @@ static cudaError_t launch_timestamp(const dsc_cuda_launch *at, int64_t *out) {
 
 /* ---- operations on one or two tensors ---- */
 
-/* The bits of `value` in this type, in the lowest bytes. */
+/* Returns the bits of `value` as this type, in the lowest bytes. */
 static uint64_t bits_of(double value, dsc_dtype dtype) {
     uint64_t bits = 0;
     switch (dtype) {
@@ -532,7 +533,7 @@ dsc_status dsc_cuda_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst
     return DSC_OK;
 }
 
-/* Those of the items that are of these two types. */
+/* Converts those items that have these two types. */
 static cudaError_t convert_pair(const dsc_cuda_launch *at, const dsc_convert_item *items, int64_t count,
                                 dsc_dtype from, dsc_dtype to) {
     dsc_cuda_convert_item part[DSC_CUDA_CONVERTS];
@@ -553,7 +554,7 @@ static cudaError_t convert_pair(const dsc_cuda_launch *at, const dsc_convert_ite
 
 dsc_status dsc_cuda_convert_batch(dsc_queue *q, const dsc_convert_item *items, int64_t count) {
     static const dsc_dtype types[] = {DSC_F32, DSC_F64, DSC_BF16, DSC_F16};
-    uint64_t pairs = 0; /* bit 8 from + to */
+    uint64_t pairs = 0; /* bit 8 from + to: there is such an item */
     for (int64_t i = 0; i < count; i++)
         pairs |= (uint64_t)1 << (8 * (int)items[i].src.dtype + (int)items[i].dst.dtype);
     for (int i = 0; i < 16; i++) {

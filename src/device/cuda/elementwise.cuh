@@ -1,20 +1,20 @@
-/* What elementwise.cu, second.cu and optim.cu share: loops over the elements of tensors, 16 bytes at a time,
- * and batches.
+/* Shared by elementwise.cu, second.cu and optim.cu: loops over the elements of tensors, 16 bytes at a time, and
+ * batches.
  *
- * A batch is a list of items, each some elements long. Its blocks take `chunk` elements of one item each;
- * first[i] is the number of the first block of item i. */
+ * A batch is a list of items, each with a number of elements. Every block takes `chunk` elements of one item;
+ * first[i] is the index of the first block of item i. */
 #ifndef DSC_DEVICE_CUDA_ELEMENTWISE_CUH
 #define DSC_DEVICE_CUDA_ELEMENTWISE_CUH
 
 #include "device/cuda/layer.cuh"
 
-/* Elements in 16 bytes, also for use in kernels. */
+/* The number of elements in 16 bytes, also for use in kernels. */
 template <typename T> constexpr int dsc_width = 16 / (int)sizeof(T);
 
 /* ---- one loop ---- */
 
-/* A body loads what it needs from the device's memory in start(), which says whether there is anything to do;
- * run<N>(at) does elements at .. at + N - 1. */
+/* A body's start() loads what it needs from device memory and returns whether there is anything to do; run<N>(at)
+ * does elements at .. at + N - 1. */
 template <class Body, int N>
 __global__ void __launch_bounds__(DSC_FLAT_THREADS) dsc_flat_loop(Body given, int64_t count) {
     Body body = given;
@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS) dsc_flat_loop(Body given, in
             body.template run<1>(i);
 }
 
-/* Vectors of N elements where `aligned`, else one by one. Enough blocks for one turn, but not more than run
- * at once. */
+/* Runs a body on vectors of N elements if `aligned`, else on single elements. Launches enough blocks for one vector per
+ * thread, but no more than run at once. */
 template <int N, class Body>
 cudaError_t dsc_flat_run(const dsc_cuda_launch *at, const Body &body, int64_t count, bool aligned) {
     if (aligned)
@@ -41,14 +41,14 @@ cudaError_t dsc_flat_run(const dsc_cuda_launch *at, const Body &body, int64_t co
     return cudaGetLastError();
 }
 
-/* All pointers begin at 16 bytes. */
+/* Returns true if all pointers are multiples of 16 bytes. */
 template <typename... P> bool dsc_aligned(P... pointers) {
     return ((uintptr_t)0 | ... | (uintptr_t)pointers) % 16 == 0;
 }
 
 /* ---- batches ---- */
 
-/* By value: 4000 bytes at most. Item has `count`, its number of elements. */
+/* Passed by value: at most 4000 bytes. Item has a member `count`, its number of elements. */
 template <class Item, int MOST> struct dsc_batch {
     Item item[MOST];
     unsigned first[MOST + 1];
@@ -56,14 +56,14 @@ template <class Item, int MOST> struct dsc_batch {
     int64_t chunk; /* a multiple of 1024 */
 };
 
-/* How many of the items that are left go into one launch. */
+/* The number of the `left` remaining items that go into the next launch. */
 static inline int dsc_batch_part(int64_t left, int most) {
     return left < most ? (int)left : most;
 }
 
 enum { DSC_BATCH_LEAST = 1024 };
 
-/* Fills in a batch; its number of blocks: one for each item at least. */
+/* Fills in a batch and returns its number of blocks: at least one per item. */
 template <class Item, int MOST>
 unsigned dsc_batch_plan(const dsc_cuda_launch *at, const Item *items, int count, dsc_batch<Item, MOST> *b) {
     int64_t total = 0, blocks = 0, most = (int64_t)at->multiprocessors * 8;
@@ -81,7 +81,7 @@ unsigned dsc_batch_plan(const dsc_cuda_launch *at, const Item *items, int count,
     return (unsigned)blocks;
 }
 
-/* What a block does: elements begin .. end - 1 of item number `item`, as block `block` of its `blocks`. */
+/* A block's work: elements begin .. end - 1 of item number `item`, as block number `block` of the item's `blocks`. */
 typedef struct dsc_batch_place {
     int item;
     unsigned block, blocks;
@@ -110,12 +110,13 @@ __device__ __forceinline__ dsc_batch_place dsc_batch_find(const dsc_batch<Item, 
 
 /* ---- sums ---- */
 
-/* Thread 0 gets the sum over the block's DSC_FLAT_THREADS threads, always in the same order. All call. */
+/* Returns to thread 0 the sum over the block's DSC_FLAT_THREADS threads, always in the same order. All threads must
+ * call it. */
 static __device__ __forceinline__ double dsc_flat_sum(double mine) {
     __shared__ double warps[DSC_FLAT_THREADS / 32];
     for (int apart = 16; apart > 0; apart /= 2)
         mine += __shfl_xor_sync(0xFFFFFFFFu, mine, apart);
-    __syncthreads(); /* an earlier sum has been read */
+    __syncthreads(); /* until an earlier sum has been read */
     if (threadIdx.x % 32 == 0)
         warps[threadIdx.x / 32] = mine;
     __syncthreads();
@@ -126,8 +127,8 @@ static __device__ __forceinline__ double dsc_flat_sum(double mine) {
     return sum;
 }
 
-/* Adds up the sums (of thread 0) of an item's blocks. Returns 1 to the one thread that then has the total.
- * All call. */
+/* Adds up the sums of an item's blocks, which their threads 0 pass. Returns 1 to the one thread that then has the
+ * total in `sum`. All threads must call it. */
 static __device__ __forceinline__ int dsc_batch_total(const dsc_batch_place &p, double *partials,
                                                       unsigned *tickets, double &sum) {
     __shared__ int last;

@@ -1,18 +1,18 @@
-/* Lengths of sequences; rows of a table, and their gradients.
+/* Lengths of sequences; embeddings, which are rows of a table, and their gradients.
  *
- * For the gradients, the rows of dy are sorted by their ids with a stable radix sort, 8 bits of the ids in a pass; ids
- * outside of the vocabulary get the key `vocabulary` and so come last. Afterwards the rows of an id lie one after the
- * other, in their order: a warp adds up a few of them, a block many, always in the same order. */
+ * For the gradients, the rows of dy are sorted by their ids with a stable radix sort, 8 bits of the ids per pass; ids
+ * outside the vocabulary get the key `vocabulary` and so come last. After that the rows of an id are adjacent, in their
+ * original order: a warp adds up a few of them, a block adds up many, always in the same order. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
 enum {
     BITS = 8,
     DIGITS = 1 << BITS,
-    TILE = DIGITS,       /* rows, and threads, of a block that sorts: thread t also owns digit t */
+    TILE = DIGITS,       /* rows, and threads, of a sorting block: thread t also owns digit t */
     SCAN_THREADS = 1024, /* of the one block that adds up the counts */
-    FEW = 64,            /* rows that a warp adds up */
-    GROUPS = 16          /* warps of a block that adds up more of them */
+    FEW = 64,            /* the most rows of an id that one warp adds up */
+    GROUPS = 16          /* warps of a block that adds up more rows */
 };
 
 /* The ids of the rows. */
@@ -33,7 +33,7 @@ static embedding_ids ids_of(const dsc_tensor *ids, int64_t vocabulary) {
 
 /* ---- lengths ---- */
 
-/* A warp has a sample of t numbers and goes through it from the end on. */
+/* One warp per sample: searches its t numbers from the end for the last one that is not negative. */
 template <typename T>
 __global__ void __launch_bounds__(DSC_FLAT_THREADS)
     lengths_kernel(int64_t n, int64_t t, const T *ids, int32_t *lengths) {
@@ -94,7 +94,7 @@ static cudaError_t run_forward(const dsc_cuda_launch *at, const embedding_ids *i
 
 /* ---- the order of the rows ---- */
 
-/* Where the parts of `work` are. */
+/* The arrays in `work`. */
 typedef struct dsc_cuda_sorting {
     int rows, tiles, vocabulary;
     int *keys[2],
@@ -128,7 +128,7 @@ static int64_t ints_of(int64_t rows) {
     return 4 * rows + (int64_t)DIGITS * tiles_of(rows) + 1 + rows / FEW;
 }
 
-/* The key and the number of row i before a pass. */
+/* Gets the key and the row number at place i before a pass. */
 __device__ __forceinline__ void before_pass(const dsc_cuda_sorting &s, const embedding_ids &ids, int pass,
                                             int i, int &key, int &row) {
     if (pass > 0) {
@@ -161,7 +161,8 @@ static __global__ void __launch_bounds__(TILE)
         *s.many = 0;
 }
 
-/* Each count becomes the sum of those before it: one block, whose threads take neighbouring counts. */
+/* Exclusive prefix sum: replaces each count by the sum of those before it. One block; each thread takes a range of
+ * adjacent counts. */
 static __global__ void __launch_bounds__(SCAN_THREADS) scan_counts(int *counts, int count) {
     __shared__ int sums[SCAN_THREADS];
     int t = (int)threadIdx.x, share = (count + SCAN_THREADS - 1) / SCAN_THREADS, sum = 0;
@@ -185,8 +186,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_counts(int *counts, 
     }
 }
 
-/* The place of a row is after those with lower digits, with the same digit in earlier tiles, and in its own tile before
- * it. */
+/* Puts each row after those with lower digits, those with the same digit in earlier tiles, and those with the same
+ * digit before it in its own tile. */
 static __global__ void __launch_bounds__(TILE)
     place_rows(const dsc_cuda_sorting s, const embedding_ids ids, int pass) {
     __shared__ int digits[TILE];
@@ -204,7 +205,7 @@ static __global__ void __launch_bounds__(TILE)
     s.order[pass & 1][place] = row;
 }
 
-/* Returns the pair of arrays that holds the result. */
+/* Sorts the rows by id; returns which pair of arrays holds the result. */
 static int sort_rows(const dsc_cuda_launch *at, const dsc_cuda_sorting *s, const embedding_ids *ids) {
     int passes = 1;
     while ((int64_t)s->vocabulary >> (BITS * passes) > 0)
@@ -221,13 +222,13 @@ static int sort_rows(const dsc_cuda_launch *at, const dsc_cuda_sorting *s, const
 
 template <typename T> struct embedding_grad {
     dsc_cuda_sorting s;
-    const int *keys, *order; /* sorted */
+    const int *keys, *order; /* sorted by key */
     int64_t features;
     dsc_number<T> beta;
     const T *dy;
     dsc_number<T> *dtable;
 
-    /* The first place of the sorted rows whose key is not below v. */
+    /* Returns the place of the first sorted row whose key is at least v. */
     __device__ __forceinline__ int first_of(int v) const {
         int low = 0, high = s.rows;
         while (low < high) {
@@ -240,7 +241,7 @@ template <typename T> struct embedding_grad {
         return low;
     }
 
-    /* Adds features c .. c + N - 1 of the sorted rows first, first + step, ... below last. */
+    /* Adds up features c .. c + N - 1 of the sorted rows first, first + step, ... below last. */
     template <int N>
     __device__ __forceinline__ void add(int first, int last, int step, int64_t c,
                                         dsc_number<T> (&sum)[N]) const {
@@ -266,7 +267,7 @@ template <typename T> struct embedding_grad {
     }
 };
 
-/* A warp for each row of the table. Those with many rows of dy are left to add_many. */
+/* One warp per row of the table. Rows of the table with many rows of dy are left to add_many. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(DSC_FLAT_THREADS) add_few(const embedding_grad<T> g) {
     int lane = (int)threadIdx.x % 32;
@@ -287,7 +288,7 @@ static __global__ void __launch_bounds__(DSC_FLAT_THREADS) add_few(const embeddi
     }
 }
 
-/* blockIdx.x counts vectors of 32 N features. Warp w of a block adds up every GROUPS-th row from w on. */
+/* Block column blockIdx.x has 32 N features. Warp w of a block adds up every GROUPS-th row from row w on. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(GROUPS * 32) add_many(const embedding_grad<T> g) {
     __shared__ dsc_number<T> sums[GROUPS][32 * N];
