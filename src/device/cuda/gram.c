@@ -1,5 +1,5 @@
-/* Factors: Gram matrices of patches. Entries and plans; the kernels are in gram.cu (any description),
- * gram_shift.cu (3x3 convolutions with stride 1 and padding 1) and halves.c (many wide rows). */
+/* Factors: Gram matrices of patches. This file has the operations and plans; the kernels are in gram.cu (any
+ * convolution), gram_shift.cu (3x3 convolutions with stride 1 and padding 1) and halves.c (many wide rows). */
 #include "device/cuda/entries.h"
 #include "device/cuda/gram_kernels.h"
 #include "device/cuda/halves.h"
@@ -8,10 +8,10 @@
 
 #include <string.h>
 
-/* Bytes of partial sums at most, and rows that one sum of floats may cover: more would lose digits. */
+/* The most bytes of partial sums, and the most rows that one sum in float may cover: more would lose digits. */
 enum { PARTIAL_BYTES = 64 << 20, SUM_ROWS = 1 << 16 };
 
-/* Plans may fill the multiprocessors so often with blocks. */
+/* Plans fill the multiprocessors with blocks at most this many times. */
 enum { WAVES_MOST = 8 };
 
 static int64_t divide_up(int64_t a, int64_t b) {
@@ -20,6 +20,7 @@ static int64_t divide_up(int64_t a, int64_t b) {
 
 /* ---- the patches ---- */
 
+/* Returns 1 if the patches are the pixels themselves. */
 static int is_plain(const dsc_conv_desc *d) {
     const dsc_conv2d_shape *s = &d->shape;
     return s->kernel_h == 1 && s->kernel_w == 1 && s->stride_h == 1 && s->stride_w == 1 && s->pad_h == 0 &&
@@ -55,7 +56,7 @@ static dsc_status describe(const dsc_conv_desc *d, int64_t group, int ones, cons
     return DSC_OK;
 }
 
-/* 1 when four channels can be read at once. */
+/* Returns 1 if four channels can be read at once. */
 static int can_vector(const dsc_gram_patches *p) {
     size_t bytes = 4 * dsc_dtype_size(p->dtype);
     return p->c % 4 == 0 && p->cg % 4 == 0 && (uintptr_t)p->x % bytes == 0;
@@ -63,8 +64,8 @@ static int can_vector(const dsc_gram_patches *p) {
 
 /* ---- splits ---- */
 
-/* Microseconds, roughly, of a block's stage (the blocks of a multiprocessor share it), of its start and end,
- * and for writing and reading a megabyte of partial sums. */
+/* A cost model. Approximate microseconds for a stage of a block (stage_us; the blocks of a multiprocessor share it),
+ * for a block's start and end, and for writing and reading a megabyte of partial sums. */
 static const double START_US = 2.0, MEGABYTE_US = 0.5;
 
 static double stage_us(int tile) {
@@ -78,7 +79,8 @@ static double split_us(const dsc_gram_plan *plan, int64_t stages, int64_t splits
            megabytes * MEGABYTE_US;
 }
 
-/* Splits that fill the multiprocessors 1/4, 1/2, 1, 2 ... times are tried. */
+/* Returns the best number of splits by the cost model, among those that fill the multiprocessors 1/4, 1/2, 1, 2 ...
+ * times. */
 static int64_t choose_splits(const dsc_gram_plan *plan, int64_t stages, int64_t places, int64_t least,
                              int64_t most) {
     int64_t best = least;
@@ -92,7 +94,7 @@ static int64_t choose_splits(const dsc_gram_plan *plan, int64_t stages, int64_t 
     return best;
 }
 
-/* `bytes`: how much there is for partial sums. */
+/* `bytes`: the room for partial sums. */
 static dsc_gram_plan make_plan(const dsc_gram_patches *p, const dsc_cuda *cuda, size_t bytes) {
     dsc_gram_plan plan = {.tile = p->n <= 16 ? 16 : p->n <= 32 ? 32 : p->n <= 192 ? 64 : 128, .splits = 1};
     plan.stages = dsc_cuda_gram_shared(p->dtype, plan.tile, 3) <= cuda->shared ? 3 : 2;
@@ -120,11 +122,11 @@ static size_t plan_bytes(const dsc_gram_plan *plan) {
 
 /* ---- 3x3 convolutions with stride 1 and padding 1 ---- */
 
-/* Columns of a line at a time at most, parts of the border, and of the sums of x for a column of ones;
- * bytes of shared memory that a block needs besides its own. */
+/* The most columns of a line at a time, the most parts of the border, and the parts of the sums of x for a column of
+ * ones; the bytes of shared memory that a block needs besides what it asks for. */
 enum { COLUMNS_MOST = 16, BORDER_MOST = 8, ONE_PARTS = 64, RESERVED_SHARED = 1024 };
 
-/* Microseconds, roughly, of one column of DSC_GRAM_LINES lines, and of the border's. */
+/* Approximate microseconds for one column of DSC_GRAM_LINES lines, and for one column of the border. */
 static const double COLUMN_US = 0.6, BORDER_COLUMN_US = 0.2;
 
 static int64_t pairs_of(const dsc_gram_patches *p) {
@@ -158,8 +160,8 @@ static double shift_us(const dsc_gram_patches *p, const dsc_gram_shift_plan *pla
     return us + megabytes * MEGABYTE_US;
 }
 
-/* The parts that are done first, by the model, of those that fill the multiprocessors 1, 2 ... times; sums of
- * floats may not become too long. */
+/* Chooses the numbers of parts that are fastest by the cost model, among those that fill the multiprocessors 1, 2 ...
+ * times; sums in float may not become too long. */
 static void choose_parts(const dsc_gram_patches *p, int places, dsc_gram_shift_plan *plan) {
     int64_t least = divide_up(p->rows, 4 * (int64_t)SUM_ROWS), pairs = pairs_of(p);
     int64_t stages = plan->groups * plan->chunks;
@@ -198,10 +200,10 @@ static dsc_gram_shift_plan plan_shift(const dsc_gram_patches *p, const dsc_cuda 
     return plan;
 }
 
-/* Plans that were made before, by the shapes that they depend on. A capture asks for its plan three times,
- * and again in every step; without a recording that would cost as much as its launches. */
+/* Plans that were made before, by the shapes that they depend on. A capture of statistics asks for its plan three
+ * times, and does so in every step; without a recording, planning would cost as much as the launches. */
 typedef struct kept_shift {
-    dsc_gram_patches p; /* without its address */
+    dsc_gram_patches p; /* without the address of x */
     int multiprocessors;
     size_t shared;
     dsc_gram_shift_plan plan;
@@ -211,7 +213,7 @@ static _Thread_local kept_shift kept_shifts[KEPT_SHIFTS];
 
 static dsc_gram_shift_plan make_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
     dsc_gram_patches key;
-    memcpy(&key, p, sizeof key); /* with its padding, which is 0 */
+    memcpy(&key, p, sizeof key); /* including the padding bytes, which are 0 */
     key.x = NULL;
     key.first = 0;
     kept_shift *kept = &kept_shifts[dsc_hash_bytes(0, &key, sizeof key) % KEPT_SHIFTS];
@@ -238,9 +240,9 @@ static dsc_status run_shift(dsc_queue *q, const dsc_gram_patches *p, void *work,
     return DSC_OK;
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
-/* Partial sums are read and written by 16 bytes; work may begin anywhere. */
+/* Partial sums are read and written 16 bytes at a time; `work` may begin anywhere. */
 enum { ALIGNMENT = 64 };
 
 static void *align(void *data) {
@@ -268,7 +270,7 @@ size_t dsc_cuda_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *de
     dsc_gram_plan plan = make_plan(&p, dsc_cuda_of(device), PARTIAL_BYTES);
     size_t bytes =
         dsc_cuda_halves_sums(dsc_cuda_of(device), &p) ? dsc_cuda_halves_gram_bytes(&p) : plan_bytes(&plan);
-    if (can_shift(&p, dsc_cuda_of(device))) { /* which an x that is not aligned will not take */
+    if (can_shift(&p, dsc_cuda_of(device))) { /* not used for an unaligned x, which is not known here */
         dsc_gram_shift_plan shift = make_shift(&p, dsc_cuda_of(device));
         size_t other = shift_bytes(&p, &shift);
         bytes = bytes > other ? bytes : other;
@@ -299,7 +301,7 @@ dsc_status dsc_cuda_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const ds
     return DSC_OK;
 }
 
-/* n of a packed triangle of `count` elements: with or without the column of ones. */
+/* Returns the n of a packed triangle of `count` elements, with or without the column of ones. */
 static int64_t packed_order(const dsc_conv_desc *desc, int64_t count) {
     const dsc_conv2d_shape *s = &desc->shape;
     int64_t n = s->kernel_h * s->kernel_w * (s->in_c / s->groups);

@@ -1,9 +1,8 @@
-/* Gram matrices of patches, the direct algorithm: for any description, P is formed tile by tile in shared
- * memory.
+/* Gram matrices of patches, the direct algorithm: for any convolution, P is formed tile by tile in shared memory.
  *
- * A block sums one tile of the lower triangle over its share of the rows, on tensor cores: floats as sums of
- * two tf32 (the product of the low parts is left out), halves exactly. Tensor cores truncate when they add,
- * so their sums cover a stage (a few dozen rows) only and are added up by ordinary sums; those of the blocks
+ * A block sums one tile of the lower triangle over its share of the rows, on tensor cores: floats are split into two
+ * tf32 (the product of the low parts is left out), half-precision numbers are exact. Tensor cores truncate when they
+ * add, so their sums cover only a stage (a few dozen rows) and are added up by ordinary additions; the blocks' sums
  * are added in double, in order. */
 #include "device/cuda/gram.cuh"
 #include "device/cuda/patches.cuh"
@@ -12,7 +11,7 @@ namespace {
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
-/* A tile is cut into warps' tiles of DOWN x ACROSS; where that leaves warps over, they take other rows. */
+/* A tile is cut into DOWN x ACROSS warp tiles; warps that are left over take other rows of P (APART sets of warps). */
 template <int TILE> struct shape {
     enum {
         WARP_M = TILE == 128  ? 64
@@ -27,10 +26,10 @@ template <int TILE> struct shape {
                : TILE == 32 ? 128
                             : 256,
         OPERANDS = TILE > 32 ? 2 : 1,
-        PITCH = TILE + 8 /* lanes of a fragment then read from different banks */
+        PITCH = TILE + 8 /* so that the lanes of a fragment read from different banks */
     };
 
-    /* This warp's part of the tile: its first row and column, and which of the rows of P it has. */
+    /* A warp's part of the tile: its first row and column, and its set of rows of P. */
     struct spot {
         int m, n, apart;
     };
@@ -41,10 +40,10 @@ template <int TILE> struct shape {
     }
 };
 
-/* How columns are read: one by one, four at a time, or four at a time where the rows of x are those of P. */
+/* How columns are read: one by one; four at a time; or four at a time from an x whose rows are those of P. */
 enum { SCALAR, VECTOR, STRAIGHT };
 
-/* VEC elements to shared memory. */
+/* Copies VEC elements to shared memory. */
 template <int VEC> __device__ void copy(float *to, const float *from, int there) {
     if (VEC == 4)
         dsc_async16(to, from, there);
@@ -59,7 +58,7 @@ template <int VEC, typename H> __device__ void copy(H *to, const H *from, int th
         to->bits = there ? from->bits : (uint16_t)0;
 }
 
-/* VEC columns of a row; `there`: the row is, and its source is inside. */
+/* Copies VEC columns of a row of P. `row`: the row exists; `there`: it does, and its source is inside the image. */
 template <int VEC, typename T>
 __device__ void fetch(const dsc_gram_patches &p, const column &k, bool row, bool there, int64_t source,
                       T *to) {
@@ -75,7 +74,7 @@ __device__ void fetch(const dsc_gram_patches &p, const column &k, bool row, bool
         to[v] = values[v];
 }
 
-/* Brings stages of a tile's columns to shared memory, one after the other. */
+/* Loads stages of a tile's columns into shared memory, one after the other. */
 template <typename T, int TILE, int MODE> struct loader {
     typedef shape<TILE> S;
     enum { VEC = MODE == SCALAR ? 1 : 4, GROUPS = TILE / VEC };
@@ -102,7 +101,7 @@ template <typename T, int TILE, int MODE> struct loader {
         }
     }
 
-    /* STRAIGHT: pixels are rows, all columns are of tap (0, 0). */
+    /* Loads the next stage. STRAIGHT: pixels are rows, and all columns belong to tap (0, 0). */
     __device__ void load(const dsc_gram_patches &p, T *stage) {
         T *to = stage + place_in_tile;
         int64_t line = MODE == STRAIGHT ? row * p.c : 0;
@@ -128,7 +127,7 @@ template <typename T, int TILE, int MODE> struct loader {
     }
 };
 
-/* acc += A' B over 8 rows; a and b point to this lane's element of the warp's columns. */
+/* acc += A' B over 8 rows of P; a and b point to this lane's element of the warp's columns. */
 template <typename T, int TILE>
 __device__ void multiply(const T *a, const T *b,
                          float (&acc)[shape<TILE>::WARP_M / 16][shape<TILE>::WARP_N / 8][4]) {
@@ -154,10 +153,10 @@ __device__ void multiply(const T *a, const T *b,
                 dsc_mma_tf32(acc[m][n], part == 0 ? al[m] : ah[m], part == 1 ? bl[n] : bh[n]);
 }
 
-/* Where a block's tile goes: to its partial sums, or to C. */
+/* The destination of a block's tile: its partial sums, or C. */
 template <int TILE> struct sink {
     dsc_gram_target to;
-    float *partial; /* NULL: C */
+    float *partial; /* NULL: to C */
     int64_t row, column;
 
     __device__ void put(int i, int j, float x, float y) const {
@@ -170,7 +169,8 @@ template <int TILE> struct sink {
     }
 };
 
-/* The warps' sums to `out`; where several warps have the same tile, they are added in order, in `parts`. */
+/* Writes the warps' sums to `out`. If several warps have the same tile, their sums are first added in order, by way of
+ * `parts` in shared memory. */
 template <int TILE>
 __device__ void put_tile(const float (&sum)[shape<TILE>::WARP_M / 16][shape<TILE>::WARP_N / 8][4],
                          float *parts, const sink<TILE> &out) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(THREADS, TILE == 128 ? 1 : 2)
     put_tile<TILE>(sum, (float *)shared, out);
 }
 
-/* Adds up the splits: a block has THREADS / groups vectors of 4 elements, and each is summed by `groups`
+/* Adds up the splits. A block has THREADS / groups vectors of 4 elements, each of which is summed by `groups`
  * threads. */
 __global__ void __launch_bounds__(THREADS)
     gram_finish(const dsc_gram_plan plan, const dsc_gram_target to, int groups) {
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Shared memory of a block. */
+/* The bytes of shared memory of a block. */
 template <int TILE> size_t tile_shared(int in_flight, size_t element) {
     typedef shape<TILE> S;
     size_t stages = (size_t)in_flight * S::OPERANDS * S::ROWS * S::PITCH * element;
@@ -310,7 +310,7 @@ cudaError_t launch_stages(const dsc_cuda_launch *at, const dsc_gram_patches *p, 
     return cudaGetLastError();
 }
 
-/* Two stages only where three of floats would not fit. */
+/* Uses two stages only where three stages of floats would not fit. */
 template <typename T, int TILE, int MODE>
 cudaError_t launch_tiles(const dsc_cuda_launch *at, const dsc_gram_patches *p, const dsc_gram_plan *plan,
                          const dsc_gram_target *to) {
@@ -433,7 +433,7 @@ extern "C" cudaError_t dsc_cuda_launch_gram(const dsc_cuda_launch *at, const dsc
                                                : launch_any<dsc_half_f16>(at, p, plan, to, vector);
     if (error != cudaSuccess || plan->splits == 1)
         return error;
-    int groups = plan->tile == 16 ? 4 : 1; /* a block's vectors are of one tile */
+    int groups = plan->tile == 16 ? 4 : 1; /* a block's vectors must belong to one tile */
     while (groups < 32 && groups * 4 < plan->splits)
         groups *= 2;
     int64_t vectors = plan->tiles * plan->tile * plan->tile / 4;
