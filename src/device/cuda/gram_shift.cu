@@ -1,20 +1,20 @@
-/* The Gram matrix of the patches of a 3x3 convolution with stride 1 and padding 1, without patches.
+/* The Gram matrix of the patches of a 3x3 convolution with stride 1 and padding 1, without forming the patches.
  *
  * The block of C for the taps T = (t,s) and T' = (t',s') of a patch is
  *   G[T,T'] = sum over v of x[v] x[v - d]',   d = T - T',   [cg,cg],
- * which depends on d alone, up to the border: for d_y = 0 taps t = 0 miss the last line and t = 2 the first,
- * for d_x = 0 the same holds for columns. So there are 13 products of cg x cg a pixel, not 45; those with
- * d_y = 0 are summed apart for first, inner and last lines, those with d_x = 0 for first, inner and last
- * columns, and a block of G is the sum of those that its taps see. Nothing is subtracted.
+ * which depends on d alone, except at the border: for d_y = 0, taps with t = 0 miss the last line and those with
+ * t = 2 the first one, and for d_x = 0 the same holds for columns. So only 13 products of cg x cg are needed per
+ * pixel, not 45. Those with d_y = 0 are summed separately for first, inner and last lines, those with d_x = 0 for
+ * first, inner and last columns, and a block of G is the sum of those that its taps see. Nothing is subtracted.
  *
  * A warp has 16 x 16 channels and one d_y, and walks along 16 lines at once: a step is one pixel of each line,
  * the 16 terms of a tensor-core product. The pixels of the other line (v - d for all d_x) stay in registers
- * as a window that moves with it; so a step reads one new pixel a line, and multiplies it with up to 5. The
- * lines of all images are one sequence; where v - d is in another image its line is replaced by zeros.
+ * as a sliding window, so a step reads one new pixel per line and multiplies it with up to 5. The lines of all
+ * images form one sequence; where v - d is in another image, zeros take the place of its line.
  *
- * Floats are sums of two fp16 numbers, of whose four products three are made. A stage, which is what a block has in
- * shared memory at a time, is scaled by a power of two of its own, so that its largest element is below 2^15; its sums
- * are scaled back when they are added to those of other stages.
+ * Floats are split into two fp16 numbers; of the four products of the parts, three are computed. A stage, which is what
+ * a block has in shared memory at a time, is scaled by its own power of two, so that its largest element is below 2^15;
+ * its sums are scaled back when they are added to those of other stages.
  *
  * Sums of a pair of channel tiles:
  *   0 to 4: d_y = 0, inner lines: first, inner, last columns of d_x = 0; d_x = 1, 2
@@ -30,13 +30,14 @@ enum { LINES = DSC_GRAM_LINES, ROWS = LINES + HALO, PAIR = TILE * TILE };
 enum { SUMS = DSC_GRAM_MAIN + DSC_GRAM_BORDER, CLASSES = 3, EDGE = 2 * 8 * 32 };
 static_assert(SLOTS * STEPS == LINES && (int)STEPS == (int)DSC_GRAM_IMAGES, "slots are lines");
 
-/* Elements of a line of so many columns in shared memory; lanes then read from different banks. */
+/* The elements from one line of `columns` columns to the next in shared memory, such that lanes read from different
+ * banks. */
 template <typename T> __host__ __device__ inline int pitch_of(int columns) {
     return columns * TILE + 32 / (int)sizeof(T);
 }
 
-/* A stage has the lines of tile a, without what is around them, and behind them those of tile b; one tile
- * alone is b. */
+/* A stage holds the lines of tile a, without the pixels around them, and then those of tile b; if both are the same
+ * tile (`twin`), only b is there. */
 struct stage_shape {
     int pitch_a, pitch_b, begin_b, size;
 };
@@ -50,7 +51,7 @@ template <typename T> __host__ __device__ inline stage_shape shape_of(int column
     return s;
 }
 
-/* A pixel of 16 lines, 16 channels: an A fragment, and two B fragments. Rows g and g + 8 of A, as columns g
+/* One pixel of each of 16 lines, 16 channels: an A fragment, or two B fragments. Rows g and g + 8 of A, and columns g
  * of the two B, are channels 2g and 2g + 1. */
 struct pixel {
     uint32_t high[4], low[4];
@@ -68,8 +69,8 @@ __device__ uint32_t upper_halves(uint32_t x, uint32_t y) {
     return __byte_perm(x, y, 0x7632);
 }
 
-/* Two channels of a pixel of one line: floats, which are split here already (high part in the lower 16
- * bits), or halves. */
+/* Two channels of a pixel of one line: floats that are already split (high part in the lower 16 bits), or
+ * half-precision numbers. */
 template <typename T> struct two { uint32_t bits; };
 
 template <> struct alignas(8) two<float> { uint32_t bits[2]; };
@@ -92,7 +93,7 @@ template <typename T> __device__ void join(const two<T> (&x)[4], pixel &p) {
     }
 }
 
-/* This lane's four lines: where its first channel is in the first column of the chunk. */
+/* This lane's four lines: the offsets of its first channel in the first column of the chunk. */
 template <typename T> struct lanes {
     int line[4];
 
@@ -103,7 +104,7 @@ template <typename T> struct lanes {
     }
 };
 
-/* Adds sums of a stage, and clears them. */
+/* Adds a stage's sums, times `scale`, and clears them. */
 __device__ void add(float (&to)[2][4], float (&from)[2][4], float scale) {
 #pragma unroll
     for (int n = 0; n < 2; n++)
@@ -145,20 +146,20 @@ template <typename T> __device__ void multiply(const pixel &a, const pixel &b, i
     }
 }
 
-/* Which of the products of parts are made: all, or that of high ones alone. */
+/* Which products of the parts are computed: low high, high low and high high, or high high alone. */
 template <typename T> struct parts {
     enum { FIRST = gram_type<T>::SPLIT ? 0 : 2, END = 3 };
 };
 
-/* Which columns a walk has. */
+/* The columns of a walk. */
 struct span {
     int columns;
-    bool first, last; /* it has the image's first, last column */
+    bool first, last; /* includes the image's first, last column */
 };
 
-/* What moves along: the window, and the next pixels as they are in memory. The products of d_x = 0 in the
- * first and the last column, which have sums of their own, are made apart, so that the loop over columns has
- * little else to do. */
+/* Walks along the lines with the window and the next pixels, as they are in memory. The products with d_x = 0 in the
+ * first and the last column, which have their own sums, are computed separately, to keep the loop over columns
+ * short. */
 template <typename T, int W> struct walker {
     enum { LEAST = W == 5 ? -2 : 0, AHEAD = -LEAST, STRAIGHT = -LEAST };
     const T *memory;
@@ -169,7 +170,7 @@ template <typename T, int W> struct walker {
     two<T> next_a[4], next_b[4];
     float acc[W][2][4];
 
-    /* acc[d] += a b(x - d_x)' for all d_x; J: the step's place in the round of the window. */
+    /* acc[d] += a b(x - d_x)' for all d_x; J: the step's position in the window, which is used as a ring. */
     template <int J> __device__ void step(int column) {
         pixel mine, straight;
         join(next_a, mine);
@@ -189,7 +190,7 @@ template <typename T, int W> struct walker {
                 multiply<T>(d == STRAIGHT ? straight : mine, window[(J - d - LEAST + W) % W], part, acc[d]);
     }
 
-    /* All steps of a round of the window that there are. */
+    /* Does the steps of one round of the window, as far as there are columns. */
     __device__ void round(int column) {
         step<0>(column);
         if (column + 1 >= of.columns)
@@ -231,7 +232,7 @@ template <typename T, int W> struct walker {
                 add_outer(side == 0 ? 0 : of.columns - 1, edge + side * EDGE / 2);
     }
 
-    /* d_x = 0 in one column. */
+    /* Adds the products with d_x = 0 in one column. */
     __device__ void add_outer(int column, float *to) {
         pixel x, y;
         a.read(memory, column, next_a);
@@ -245,22 +246,22 @@ template <typename T, int W> struct walker {
     }
 };
 
-/* What a block does. */
+/* A block's work. */
 struct job {
     int pair, part;
     int64_t tile_a, tile_b; /* first channels */
-    bool border, twin;      /* twin: the tiles are one */
+    bool border, twin;      /* twin: both tiles are the same */
     int stages;
 };
 
-/* Where a stage is: the group of lines, or of images, which columns of its lines, and the place of its
- * first line in its image. */
+/* The position of a stage: its group of lines or of images, its chunk of columns, and the position of its first line
+ * in its image. */
 struct place {
     int64_t group;
     int chunk, y;
 };
 
-/* at: of the first stage. */
+/* Finds the block's work; `at` becomes the position of its first stage. */
 __device__ job find_job(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, place &at) {
     int side = (int)(p.cg / TILE), pairs = side * side, block = (int)blockIdx.x;
     job j;
@@ -274,7 +275,7 @@ __device__ job find_job(const dsc_gram_patches &p, const dsc_gram_shift_plan &pl
     j.twin = j.tile_a == j.tile_b;
     int64_t all = (j.border ? plan.frames : plan.groups) * plan.chunks,
             parts = j.border ? plan.border : plan.parts;
-    int64_t each = all / parts, rest = all - each * parts; /* the first ones have one more */
+    int64_t each = all / parts, rest = all - each * parts; /* the first `rest` parts have one more */
     int64_t first = each * j.part + min((int64_t)j.part, rest);
     j.stages = (int)(each + (j.part < rest));
     at.group = first / plan.chunks;
@@ -291,7 +292,7 @@ __device__ void move_on(const dsc_gram_patches &p, const dsc_gram_shift_plan &pl
     at.y = (at.y + LINES) % p.h;
 }
 
-/* The line of all images' lines that is row `row` of a stage of the border; -1: none. */
+/* Returns the line, among those of all images, that is row `row` of a border stage; -1 if there is none. */
 __device__ int64_t find_line(const dsc_gram_patches &p, int64_t group, int row) {
     int mine = row - HALO;
     int64_t image = group * DSC_GRAM_IMAGES + mine % DSC_GRAM_IMAGES;
@@ -300,7 +301,7 @@ __device__ int64_t find_line(const dsc_gram_patches &p, int64_t group, int row) 
     return image * p.h + (mine < DSC_GRAM_IMAGES ? 0 : p.h - 1);
 }
 
-/* The same for all threads of a warp, which the compiler should know. */
+/* Returns the warp's number by way of a shuffle, which tells the compiler that it is the same for all its threads. */
 __device__ int find_warp() {
     return __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / 32, 0);
 }
@@ -313,8 +314,8 @@ template <typename H> __device__ void copy(H *to, const H *from, int there) {
     dsc_async8(to, from, there);
 }
 
-/* Lines of a stage from line `skip` on to shared memory, with the columns around them where nothing is
- * skipped; zeros outside of the image. */
+/* Loads a stage's lines, from line `skip` on, into shared memory, with the columns around them if `skip` is 0; zeros
+ * outside the image. */
 template <typename T>
 __device__ void load_tile(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, place at,
                           int64_t channel, int skip, T *to) {
@@ -353,7 +354,7 @@ __device__ void load_stage(const dsc_gram_patches &p, const dsc_gram_shift_plan 
 
 /* ---- the scale of a stage ---- */
 
-/* What is behind the lines of both stages is never loaded, but counts for their scale. */
+/* Clears the padding after the lines of both stages, which is never loaded but is read to find their scale. */
 template <typename T> __device__ void clear_pads(const dsc_gram_shift_plan &plan, const job &j, T *tiles) {
     stage_shape shape = shape_of<T>(plan.columns, j.twin);
     int lines = (j.twin ? 0 : LINES) + ROWS, pad = pitch_of<T>(0);
@@ -371,7 +372,7 @@ __device__ uint32_t bits_of(__half2 x) {
     return __half_as_ushort(__low2half(x)) | (uint32_t)__half_as_ushort(__high2half(x)) << 16;
 }
 
-/* Two floats, each as two fp16 numbers, the higher one in the lower bits. */
+/* Splits each of two floats into two fp16 numbers, with the high part in the lower bits. */
 __device__ void split(float &x, float &y) {
     __half2 high = __floats2half2_rn(x, y);
     float2 kept = __half22float2(high);
@@ -384,8 +385,8 @@ __device__ float largest_of(float4 v) {
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-/* Floats of a stage become pairs of fp16; returns what their products are to be multiplied with. All
- * threads call, with the stage in place for them all. */
+/* Turns the floats of a stage into pairs of fp16; returns the factor for their products. All threads must call it,
+ * after a barrier that makes the stage visible to all. */
 __device__ float split_stage(float *stage, int size, float *largest) {
     enum { TOP = 14, MOST = 63 }; /* 2^(2 MOST) and 2^(-2 MOST) are normal floats */
     float4 *x = (float4 *)stage;
@@ -419,15 +420,15 @@ template <typename T> __device__ float split_stage(T *, int, float *) {
     return 1;
 }
 
-/* What a warp works on: a line of zeros and the stage behind it, its sums of first and last columns, and
- * what the stage's products are to be multiplied with. */
+/* A warp's data: a line of zeros and, after it in memory, the stage; its sums for first and last columns; and the
+ * factor for the stage's products. */
 template <typename T> struct material {
     const T *zeros, *now;
     float *edge, scale;
 };
 
-/* One warp's lines of a stage. At the border, where d_y is 0, the warps of other d_y have thirds of the
- * columns. */
+/* Does one warp's lines of a stage. At the border d_y is always 0: there the warps that otherwise have different d_y do
+ * a third of the columns each. */
 template <typename T, int W>
 __device__ void walk(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, place at,
                      const material<T> &m, float (&sum)[5][2][4]) {
@@ -458,7 +459,7 @@ __device__ void walk(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan,
     w.run(sum);
 }
 
-/* A warp's sums: [first, inner, last column, then the other d_x][16 * 16]. */
+/* Writes a warp's sums: [first, inner, last column, then the other d_x][16 * 16]. */
 template <int W> __device__ void put_sums(const float *edge, const float (&sum)[5][2][4], float *to) {
     enum { STRAIGHT = W == 5 ? 2 : 0 };
     int lane = dsc_lane();
@@ -478,13 +479,13 @@ template <int W> __device__ void put_sums(const float *edge, const float (&sum)[
         }
 }
 
-/* Where in a warp's slot the sums of a d_y begin. */
+/* The index of the first sum of a d_y in a slot. */
 __device__ int sums_of(int dy) {
     return dy == 0 ? 0 : dy == 1 ? 5 : 12;
 }
 
-/* A block's sums to its part. The slots' sums are added in order, in `all`; of the border, one has first
- * lines, the other last ones. */
+/* Writes a block's sums to its part. The slots' sums are first added in order, by way of `all`; at the border, one slot
+ * has the first lines, the other the last ones. */
 __device__ void put_part(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j,
                          const float *edge, const float (&sum)[5][2][4], float *all) {
     enum { SLOT = DSC_GRAM_MAIN * PAIR, EACH = DSC_GRAM_BORDER / 2 };
@@ -514,7 +515,7 @@ __device__ void put_part(const dsc_gram_patches &p, const dsc_gram_shift_plan &p
     }
 }
 
-/* Numbers of shared memory before the stages: the edges, and what the warps tell each other. */
+/* The floats of shared memory before the stages: the edge sums, and the warps' maxima. */
 enum { HEAD = WARPS * EDGE + 8 };
 
 template <typename T>
@@ -522,7 +523,7 @@ __global__ void __launch_bounds__(THREADS, DSC_GRAM_BLOCKS)
     gram_walk(const dsc_gram_patches p, const dsc_gram_shift_plan plan) {
     DSC_SHARED(float, shared);
     T *zeros = (T *)(shared + HEAD);
-    int line = pitch_of<T>(plan.columns + 2 * REACH + 1); /* a walk looks one column ahead of what it needs */
+    int line = pitch_of<T>(plan.columns + 2 * REACH + 1); /* a walk reads one column more than it needs */
     T *tiles = zeros + line;
     int warp = find_warp();
     place at, next;
@@ -558,12 +559,12 @@ __global__ void __launch_bounds__(THREADS, DSC_GRAM_BLOCKS)
 
 /* ---- from sums to the triangle ---- */
 
-/* 1 when tap t (of a line or a column) sees this class. */
+/* Returns true if tap t (of a line or a column) sees class `of`: 0 is the first line or column, 1 inner, 2 the last. */
 __device__ bool sees(int t, int of) {
     return !(t == 0 && of == 2) && !(t == 2 && of == 0);
 }
 
-/* G[a,b] of one pair of channels, of the sums [SUMS][stride]. */
+/* Computes G[a,b] of taps a and b for one pair of channels, from the sums [SUMS][stride]. */
 __device__ double assemble(int a, int b, const double *sums, int stride) {
     int t = a / 3, s = a % 3, dy = t - b / 3, dx = s - b % 3;
     double total = 0;
@@ -582,7 +583,8 @@ __device__ double assemble(int a, int b, const double *sums, int stride) {
     return total;
 }
 
-/* How a finishing block works: elements of a pair (a multiple of 4), and threads for each sum's parts. */
+/* The work of a finishing block: the elements of a pair that it does (a multiple of 4), and the number of groups of
+ * threads that share each sum's parts. */
 struct finish_shape {
     int elements, groups;
 };
@@ -637,7 +639,7 @@ __device__ int class_of(int at, int size) {
     return at == 0 ? 0 : at == size - 1 ? 2 : 1;
 }
 
-/* ones[part][class of line][class of column][channel]: a block has 16 channels and a part of the pixels. */
+/* Computes ones[part][class of line][class of column][channel]: a block has 16 channels and a part of the pixels. */
 template <typename T>
 __global__ void __launch_bounds__(FINISH_THREADS)
     shift_ones(const dsc_gram_patches p, const dsc_gram_shift_plan plan) {
@@ -662,7 +664,7 @@ __global__ void __launch_bounds__(FINISH_THREADS)
     }
 }
 
-/* The last row: sums of the patches' columns, and the number of patches. */
+/* Writes the last row of C: the sums of the patches' columns, and the number of patches. */
 __global__ void __launch_bounds__(FINISH_THREADS)
     shift_ones_finish(const dsc_gram_shift_plan plan, const dsc_gram_target to, int64_t cg, int64_t rows) {
     int64_t column = (int64_t)blockIdx.x * FINISH_THREADS + threadIdx.x;
