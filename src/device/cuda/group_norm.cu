@@ -1,6 +1,7 @@
-/* Norms of single samples. A team of threads has one group of one sample: a warp where groups are small, else a block;
- * it reads its numbers once for each sum, which then come from the cache. Gradients of gamma and shift are sums over rows,
- * as in layer.cuh. Rows of halves that a warp can hold are read once for everything. */
+/* Group, layer and RMS norms: norms of single samples. A team of threads does one group of one sample: a warp if groups
+ * are small, else a block. It reads its numbers again for every sum, from the cache after the first time. Gradients of
+ * gamma and shift are sums over rows, as in layer.cuh. Half-precision rows that fit into a warp's registers are read
+ * only once. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -14,10 +15,10 @@ typedef struct dsc_cuda_group_norm_call {
 
 enum { THREADS = 256, WARPS = THREADS / 32, SMALL_GROUP = 4096, ROWS = 4 };
 
-/* What a team of TEAM warps works on: m numbers in `width` neighbouring channels. */
+/* The group that a team of TEAM warps does: m numbers in `width` adjacent channels. */
 template <int TEAM> struct group_place {
     int64_t statistic, first, channel, width, stride, m;
-    int own; /* of the team's threads */
+    int own; /* the thread's index in the team */
 
     __device__ explicit group_place(const dsc_cuda_group_norm_call &a) {
         statistic = (int64_t)blockIdx.x * (WARPS / TEAM) + (int)threadIdx.x / (32 * TEAM);
@@ -30,7 +31,7 @@ template <int TEAM> struct group_place {
         m = a.positions * width;
     }
 
-    /* Where number e is; `in` becomes its channel. */
+    /* Returns the offset of number e; `in` becomes its channel. */
     __device__ int64_t at(int64_t e, int64_t &in) const {
         if (m == width) {
             in = channel + e;
@@ -42,7 +43,7 @@ template <int TEAM> struct group_place {
     }
 };
 
-/* Every thread of the team gets the sums, always in the same order. All threads of the team call. */
+/* Gives every thread of the team the sums, always added in the same order. All threads of the team must call it. */
 template <int TEAM> __device__ __forceinline__ void team_sums(double &a, double &b) {
     for (int apart = 16; apart > 0; apart /= 2) {
         a += __shfl_xor_sync(0xFFFFFFFFu, a, apart);
@@ -50,7 +51,7 @@ template <int TEAM> __device__ __forceinline__ void team_sums(double &a, double 
     }
     if (TEAM > 1) {
         __shared__ double part[2][WARPS];
-        __syncthreads(); /* earlier sums have been read */
+        __syncthreads(); /* until earlier sums have been read */
         if (threadIdx.x % 32 == 0) {
             part[0][threadIdx.x / 32] = a;
             part[1][threadIdx.x / 32] = b;
@@ -64,7 +65,7 @@ template <int TEAM> __device__ __forceinline__ void team_sums(double &a, double 
     }
 }
 
-/* Sums of x - about and of its square. */
+/* Computes the sums of x - about and of its square. */
 template <typename T, int N, int TEAM>
 __device__ __forceinline__ void moments_about(const group_place<TEAM> &p, const T *x, dsc_number<T> about,
                                               double &s, double &q) {
@@ -160,9 +161,9 @@ static __global__ void __launch_bounds__(THREADS) group_backward(const dsc_cuda_
     }
 }
 
-/* ---- rows of halves ----
+/* ---- rows in half precision ----
  *
- * The layer norms of transformers: a warp holds a row in registers, HELD vectors a lane at most. Sums are float32's. */
+ * For transformers' layer norms: a warp holds a row in registers, at most HELD vectors per lane. Sums are float32. */
 enum { EACH = 8, HELD = 4, LONGEST_ROW = 32 * EACH * HELD };
 
 __device__ __forceinline__ float row_sum(float x) {
@@ -171,7 +172,7 @@ __device__ __forceinline__ float row_sum(float x) {
     return x;
 }
 
-/* EACH parameters from channel `first` on, or `missing` where there are none. */
+/* Loads EACH parameters from channel `first` on; sets them to `missing` if `from` is NULL. */
 __device__ __forceinline__ void load_params(const float *from, int first, float missing, float (&to)[EACH]) {
 #pragma unroll
     for (int i = 0; i < EACH; i += 4) {
@@ -229,10 +230,11 @@ static __global__ void __launch_bounds__(THREADS) row_forward(const dsc_cuda_gro
     }
 }
 
-/* Sums over the rows of a lane, for its channels. */
+/* A lane's sums over its rows, for its channels. */
 template <int H> struct row_params { float gamma[H][EACH], shift[H][EACH]; };
 
-/* H vectors of a row; dx is written, and the row's part of the parameters' gradients is added to `mine`. */
+/* Writes dx of a row of H vectors per lane and, with PARAMS, adds the row's part of the parameters' gradients to
+ * `mine`. */
 template <typename T, int H, bool PARAMS>
 __device__ __forceinline__ void row_gradient(const dsc_cuda_group_norm_call &a, int64_t row,
                                              row_params<H> &mine) {
@@ -285,7 +287,7 @@ __device__ __forceinline__ void row_gradient(const dsc_cuda_group_norm_call &a, 
     }
 }
 
-/* The warps' sums, one warp after the other, to partials[block][2][channels]. */
+/* Adds up the warps' sums, one warp after the other, and writes them to partials[block][2][channels]. */
 template <int H>
 __device__ __forceinline__ void store_params(int channels, const row_params<H> &mine, float *partials) {
     __shared__ float total[2][32 * EACH * H];
@@ -318,7 +320,7 @@ static __global__ void __launch_bounds__(THREADS, PARAMS ? 2 : 4)
         store_params<H>((int)a.channels, mine, partials);
 }
 
-/* The sums of all blocks, in order; 32 numbers a block, of which WARPS threads have one each. */
+/* Adds up the sums of all blocks, in order. A block here has 32 numbers, each of which WARPS threads add up. */
 static __global__ void __launch_bounds__(THREADS)
     row_params_sum(const dsc_cuda_group_norm_call a, int blocks, const float *partials) {
     __shared__ double parts[WARPS][32];
@@ -366,7 +368,7 @@ static cudaError_t rows_forward(const dsc_cuda_launch *at, const dsc_cuda_group_
     return cudaGetLastError();
 }
 
-/* With the gradients of the parameters. */
+/* Computes dx and, where wanted, the gradients of the parameters. */
 template <typename T>
 static cudaError_t rows_backward(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c) {
     switch ((c->channels + 32 * EACH - 1) / (32 * EACH)) {

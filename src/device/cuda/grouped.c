@@ -1,7 +1,7 @@
-/* Many products at once: which tiles an item is cut into, and which items share a launch.
+/* Many products at once: chooses the tiles that an item is cut into, and the items that share a launch.
  *
- * Large tiles read the operands least often, small ones keep all multiprocessors busy when there is little to
- * do. The choice depends on the items and the GPU alone. */
+ * Large tiles read the operands least often; small ones keep all multiprocessors busy when there is little to do.
+ * The choice depends only on the items and the GPU. */
 #include "device/cuda/entries.h"
 #include "device/cuda/grouped_kernels.h"
 #include "device/cuda/halves.h"
@@ -17,12 +17,12 @@ static int64_t tiles_of(const dsc_gemm_item *item, dsc_product_tile tile) {
     return dsc_tiles_along(item->c.dim[0], side) * dsc_tiles_along(item->c.dim[1], side);
 }
 
-/* Whether tiles of 128 compute at most a quarter more than is asked for by tiles of 64. */
+/* Returns 1 if tiles of 128 compute at most a quarter more elements than tiles of 64. */
 static int fits_large(const dsc_gemm_item *item) {
     return 16 * tiles_of(item, DSC_TILE_128) <= 5 * tiles_of(item, DSC_TILE_64);
 }
 
-/* Work of some items cut into tiles of one size: terms of all tiles, and of the longest. */
+/* The work of some items cut into tiles of one size: the terms of all tiles together, and of the longest tile. */
 typedef struct load {
     double all, longest;
 } load;
@@ -33,12 +33,12 @@ static void load_add(load *l, const dsc_gemm_item *item, dsc_product_tile tile) 
     l->longest = terms > l->longest ? terms : l->longest;
 }
 
-/* Whether every multiprocessor gets as many of the longest tiles. */
+/* Returns 1 if there is work for at least `tiles` of the longest tiles on every multiprocessor. */
 static int load_fills(const load *l, int multiprocessors, double tiles) {
     return l->all >= tiles * l->longest * multiprocessors;
 }
 
-/* Tiles of the items that fit large ones, and of the others. halves: 1 when halves.c takes the largest items. */
+/* The tiles for the items that fit large ones, and for the others. halves: 1 if halves.c takes the largest items. */
 typedef struct choice {
     int halves;
     dsc_product_tile large, other;
@@ -87,7 +87,7 @@ static dsc_product product_of(const dsc_gemm_item *item) {
     return p;
 }
 
-/* Tiles with many terms come first: who starts late has little to do. */
+/* Inserts an item in order: those with many terms come first, so that the tiles that start last are short. */
 static void insert(dsc_products *products, const dsc_gemm_item *item) {
     dsc_product p = product_of(item);
     int32_t at = products->count++;
@@ -115,7 +115,7 @@ static dsc_status launch(dsc_queue *q, dsc_products *products, dsc_product_tile 
     return DSC_OK;
 }
 
-/* Those of the items that take this tile and this precision. */
+/* Launches those of the items that use this tile and this precision. */
 static dsc_status launch_some(dsc_queue *q, const dsc_gemm_item *items, int64_t count, const choice *c,
                               dsc_product_tile tile, int fast) {
     int strict = dsc_cuda_of(q->device)->strict;

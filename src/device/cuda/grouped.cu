@@ -1,12 +1,12 @@
 /* Many products at once on tensor cores.
  *
- * A block makes one tile of one C. Slabs of K terms of both operands travel through a ring of STAGES places
- * in shared memory; each warp holds its part of the tile as fragments. Warps of different "slices" take
- * different terms of a slab and are added up at the end in fixed order.
+ * A block computes one tile of one C. Slabs of K terms of both operands go through a ring of STAGES places in shared
+ * memory; each warp holds its part of the tile as fragments. Warps of different "slices" take different terms of a
+ * slab; their sums are added at the end in a fixed order.
  *
- * float32 on tensor cores: each operand is split into two tf32 (11 bits each), and three of the four products
- * are made. As tensor cores truncate, a fragment takes in WINDOW * 8 terms only and is then added to an
- * ordinary sum. */
+ * float32 on tensor cores: each operand is split into two tf32 (11 bits each), and three of the four products are
+ * computed. Because tensor cores truncate when they add, a fragment accumulates only WINDOW * 8 terms and is then
+ * added to an ordinary sum. */
 #include "device/cuda/grouped_kernels.h"
 #include "device/cuda/mma.cuh"
 
@@ -16,14 +16,14 @@ template <int M_, int N_, int WARPS_M_, int WARPS_N_, int SLICES_, int K_, int B
 struct tile_shape {
     static constexpr int M = M_, N = N_, K = K_;
     static constexpr int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, SLICES = SLICES_;
-    static constexpr int BLOCKS = BLOCKS_, FAST_BLOCKS = FAST_BLOCKS_; /* of a multiprocessor, at least */
+    static constexpr int BLOCKS = BLOCKS_, FAST_BLOCKS = FAST_BLOCKS_; /* per multiprocessor, at least */
     static constexpr int STAGES = 4, WINDOW = 4;
     static constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS * SLICES;
     static constexpr int ROWS = M / WARPS_M, COLUMNS = N / WARPS_N; /* of a warp */
     static constexpr int DOWN = ROWS / 16, ACROSS = COLUMNS / 8;    /* fragments of a warp */
-    static constexpr int STEPS = K / 8 / SLICES;                    /* of a warp in a slab */
-    static constexpr int SLABS = WINDOW / STEPS;                    /* that a fragment takes in */
-    /* Floats of the slabs of A and B, transposed or not, and of both. */
+    static constexpr int STEPS = K / 8 / SLICES;                    /* steps of a warp per slab */
+    static constexpr int SLABS = WINDOW / STEPS;                    /* slabs that a fragment accumulates */
+    /* Floats of a slab of A and of B, enough for both layouts, and of both slabs. */
     static constexpr int SIZE_A = M * K + (4 * M > 8 * K ? 4 * M : 8 * K);
     static constexpr int SIZE_B = N * K + (4 * N > 8 * K ? 4 * N : 8 * K);
     static constexpr int STAGE = SIZE_A + SIZE_B;
@@ -34,9 +34,9 @@ typedef tile_shape<128, 128, 2, 4, 1, 16, 1, 2> large_tile;
 typedef tile_shape<64, 64, 2, 2, 2, 32, 2, 2> medium_tile;
 typedef tile_shape<32, 32, 1, 1, 4, 32, 4, 4> small_tile;
 
-/* A slab of one operand: SIDE rows or columns of it, K terms. It lies in shared memory as it does in global
- * memory: with terms next to each other (ALONG = 1) or lines of one term each. The padding spreads both the
- * rows of a copy and the lanes of a fragment over all banks. */
+/* A slab of one operand: SIDE of its rows or columns, K terms. Its layout in shared memory is the one in global memory:
+ * either terms are next to each other (ALONG = 1), or each line has one term. The padding spreads both the rows of a
+ * copy and the lanes of a fragment over all banks. */
 template <int SIDE, int K, int ALONG> struct slab {
     static constexpr int LINES = ALONG ? SIDE : K, WIDTH = ALONG ? K : SIDE;
     static constexpr int PITCH = ALONG ? K + 4 : SIDE + 8;
@@ -48,17 +48,16 @@ template <int SIDE, int K, int ALONG> struct slab {
 
 /* ---- copies ---- */
 
-/* An operand: `side` rows or columns of it enter C, `k` terms. */
+/* An operand with `side` rows or columns, as many as C has, and `k` terms. */
 struct operand {
     const float *data;
     int side, k, wide;
 };
 
-/* Copies the slab that begins at row or column i0, term k0, EACH floats at a time; zeros where it leaves the
- * matrix. */
+/* Copies the slab that begins at row or column i0 and term k0, EACH floats at a time; zeros outside the matrix. */
 template <class L, int ALONG, int THREADS, int EACH>
 static __device__ __forceinline__ void copy_lines(float *to, const operand &x, int i0, int k0) {
-    constexpr int STEP = THREADS * EACH / L::WIDTH; /* lines that all threads copy at once */
+    constexpr int STEP = THREADS * EACH / L::WIDTH; /* lines that the threads copy at once */
     static_assert(THREADS * EACH % L::WIDTH == 0 && L::LINES % STEP == 0, "every thread copies as much");
     const int lines = ALONG ? x.side : x.k, width = ALONG ? x.k : x.side;
     const int line = (int)threadIdx.x * EACH / L::WIDTH, column = (int)threadIdx.x * EACH % L::WIDTH;
@@ -85,7 +84,7 @@ static __device__ __forceinline__ void copy_slab(float *to, const operand &x, in
 
 /* ---- products ---- */
 
-/* Where a warp works: its slice and the place of its part in the tile. */
+/* A warp's slice, and the position of its part in the tile. */
 struct place {
     int lane, warp, slice, row, column;
 };
@@ -133,8 +132,8 @@ static __device__ __forceinline__ void multiply(fragments<S> &c, const uint32_t 
             dsc_mma_tf32(c[i][j], a[i], b[j]);
 }
 
-/* Eight terms of a slab, from k on; in the order small products first, each on all fragments, so that a
- * product seldom waits for the one before. */
+/* Adds the products of eight terms of a slab, from k on. Small products come first, and each kind is done for all
+ * fragments in turn, so that a product seldom waits for the one before. */
 template <class S, int FAST, class A, class B>
 static __device__ __forceinline__ void multiply_step(fragments<S> &c, const float *a, const float *b,
                                                      const place &p, int k) {
@@ -168,7 +167,7 @@ static __device__ __forceinline__ void multiply_step(fragments<S> &c, const floa
 
 /* ---- results ---- */
 
-/* Adds the slices' sums, in order, to those of slice 0. */
+/* Adds the other slices' sums, in order, to those of slice 0. */
 template <class S>
 static __device__ __forceinline__ void gather_slices(float *shared, const place &p, fragments<S> &sum) {
     constexpr int COUNT = S::DOWN * S::ACROSS * 4;
@@ -201,7 +200,7 @@ static __device__ __forceinline__ void store_pair(const dsc_product &item, int64
     *to = value;
 }
 
-/* row, column: of the warp's part in C. */
+/* Stores the warp's part of C, which begins at (row, column). */
 template <class S>
 static __device__ __forceinline__ void store(const dsc_product &item, int row, int column, int lane,
                                              const fragments<S> &sum) {
@@ -227,7 +226,7 @@ static __device__ __forceinline__ void store(const dsc_product &item, int row, i
 
 /* ---- one tile ---- */
 
-/* The tile at (row, column) of C; TA, TB: the operands are transposed. */
+/* Computes the tile at (row, column) of C; TA, TB: 1 if A or B is transposed. */
 template <class S, int FAST, int TA, int TB>
 static __device__ __forceinline__ void make_tile(const dsc_product &item, int row, int column,
                                                  float *shared) {
@@ -238,7 +237,7 @@ static __device__ __forceinline__ void make_tile(const dsc_product &item, int ro
     const place p = find_place<S>();
     const int slabs = (item.k + S::K - 1) / S::K;
     const int used = row + p.row < item.m && column + p.column < item.n;
-    fragments<S> sum, window; /* FAST: all in one window */
+    fragments<S> sum, window; /* FAST: one window for all terms */
 
     auto copy = [&](int n) {
         float *to = shared + n % S::STAGES * S::STAGE;
@@ -256,7 +255,7 @@ static __device__ __forceinline__ void make_tile(const dsc_product &item, int ro
     for (int n = 0; n < slabs; n++) {
         const float *from = shared + n % S::STAGES * S::STAGE;
         dsc_async_wait<S::STAGES - 2>();
-        __syncthreads(); /* slab n is there for all, and all are done with slab n - 1, whose place is next */
+        __syncthreads(); /* slab n has arrived, and all are done with slab n - 1, whose place is refilled */
         copy(n + S::STAGES - 1);
         if (!used)
             continue;
@@ -276,9 +275,9 @@ static __device__ __forceinline__ void make_tile(const dsc_product &item, int ro
         store<S>(item, row + p.row, column + p.column, p.lane, sum);
 }
 
-/* The item that tile `number` belongs to. */
+/* Returns the index of the item that tile `number` belongs to. */
 static __device__ __forceinline__ int find_item(const dsc_products &products, int number) {
-    int low = 0, high = products.count; /* low: begins at or before it; high: after */
+    int low = 0, high = products.count; /* item `low` begins at or before the tile, `high` after it */
     while (high - low > 1) {
         int middle = (low + high) / 2;
         if (products.items[middle].first <= number)
