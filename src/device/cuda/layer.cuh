@@ -305,8 +305,8 @@ __device__ __forceinline__ void dsc_block_sums(int lanes, A (&mine)[Q][N], doubl
     }
 }
 
-/* Adds up the sums of the blocks, which are those of the threads below `width`, a power of two. Returns 1 in the threads
- * below `width` of the last block, which then have the totals. All threads call it. */
+/* Adds up the sums of the blocks, held by the threads below `width`, a power of two. Returns 1 in the threads below
+ * `width` of the last block, which then have the totals. All threads call it. */
 template <int Q>
 __device__ __forceinline__ int dsc_merge_blocks(int width, double *partials, unsigned *tickets,
                                                 double (&sum)[Q]) {

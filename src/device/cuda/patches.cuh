@@ -1,5 +1,5 @@
-/* Where the elements of the matrix P of patches come from (dsc_gram_patches): a row of P is an output position, a column
- * a tap and a channel. */
+/* Where the elements of the matrix P of patches come from (dsc_gram_patches): a row of P is an output position, a
+ * column is a tap and a channel. */
 #ifndef DSC_DEVICE_CUDA_PATCHES_CUH
 #define DSC_DEVICE_CUDA_PATCHES_CUH
 
