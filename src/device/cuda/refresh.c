@@ -1,4 +1,4 @@
-/* The refresh of eigenbases. A call of the kernels gets as many items as it takes and as scratch memory has room for. */
+/* The refresh of eigenbases. A call of the kernels gets as many items as it takes and as scratch memory can serve. */
 #include "device/cuda/entries.h"
 #include "device/cuda/refresh_kernels.h"
 #include "device/cuda/state.h"
