@@ -366,7 +366,7 @@ static dsc_status half_rows_gram(dsc_queue *q, const dsc_gram_patches *p, void *
     return DSC_OK;
 }
 
-/* ---- the choice ---- */
+/* ---- which Gram matrices are computed here ---- */
 
 int dsc_cuda_halves_sums(const dsc_cuda *cuda, const dsc_gram_patches *p) {
     int half = are_half_rows(p) && (p->n == p->width || p->c == p->width);

@@ -8,7 +8,7 @@ namespace {
 
 enum { THREADS = 256, EACH = 4, BLOCK_ROUNDS = 8, BLOCK_ELEMENTS = THREADS * EACH * BLOCK_ROUNDS };
 
-/* The largest magnitude of a split matrix is below 2^15. */
+/* After scaling, all magnitudes of a split matrix are below 2^(TOP+1) = 2^15. */
 enum { TOP = 14 };
 
 /* Returns the exponent of the power of two by which the elements of a matrix are multiplied. */

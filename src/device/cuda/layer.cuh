@@ -1,5 +1,5 @@
-/* Shared by the kernels of layer.cu, norm.cu, pool.cu and loss.cu: reading and writing elements as numbers, 16 bytes
- * at a time, and sums over the rows of a matrix.
+/* Shared by layer.cu, norm.cu, pool.cu, loss.cu and others: reading and writing elements as numbers, 16 bytes at a
+ * time, and sums over the rows of a matrix.
  *
  * Sums over rows: a block of DSC_COLUMN_THREADS threads processes `lanes` vectors of neighbouring channels in `chunk`
  * rows; blockIdx.x is the group of channels, blockIdx.y the chunk. Blocks write their sums to scratch memory, and the

@@ -163,7 +163,7 @@ template <typename T> struct row_sums {
             top = fmaxf(top, v.get(i));
         if (top > most) {
             float moved = top * LOG2_E;
-            if (most > -INFINITY) /* else the sum is 0, and the factor may be infinite */
+            if (most > -INFINITY) /* otherwise the sum is 0, and the factor may be infinite */
                 sum *= dsc_exp2(shift - moved);
             most = top;
             shift = moved;

@@ -250,7 +250,7 @@ static cudaError_t run_weight(const dsc_cuda_launch *at, int64_t rows, int64_t c
     return cudaGetLastError();
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
 /* DSC_BY_TYPE without double. */
 #define BY_TYPE(dtype, function, ...)                                                                        \

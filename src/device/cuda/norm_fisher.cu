@@ -9,7 +9,7 @@ typedef struct dsc_cuda_fisher_call {
     int64_t n, positions, c;
     const void *x, *y, *dy, *mean, *invstd;
     void *out;
-    dsc_norm_places places; /* of mean and invstd */
+    dsc_norm_places places; /* where mean and invstd are */
 } dsc_cuda_fisher_call;
 
 typedef struct dsc_cuda_norm_solve_item {

@@ -55,7 +55,7 @@ static dsc_small_weight weight_of(const dsc_cuda *cuda, const dsc_conv_desc *des
     return conv;
 }
 
-/* ---- which ones ---- */
+/* ---- which convolutions are supported ---- */
 
 static int takes_channels(int64_t channels) {
     return channels % 16 == 0 && channels >= 16 && channels <= 64;
@@ -103,7 +103,7 @@ size_t dsc_cuda_small_conv_workspace(const dsc_cuda *cuda, const dsc_conv_desc *
     return dsc_cuda_small_weight_workspace(&weight, cuda->multiprocessors);
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
 static dsc_status launch(dsc_queue *q, dsc_small_conv *pass, const dsc_tensor *x, const dsc_tensor *w,
                          const dsc_tensor *y) {

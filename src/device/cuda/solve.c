@@ -104,7 +104,7 @@ static dsc_status solve_eigen(dsc_cuda_worker *w, void *context, int64_t turn) {
     return DSC_OK;
 }
 
-/* ---- before and after ---- */
+/* ---- preparing a call and reading its results ---- */
 
 static int by_size(const void *first, const void *second) {
     const dsc_cuda_turn *a = first, *b = second;
@@ -333,7 +333,7 @@ static dsc_status solve_all(call *c) {
     return read_outcomes(c);
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
 static dsc_status begin(call *c, const char *op, dsc_queue *q, dsc_solve_item *items, int64_t count) {
     DSC_TRY(dsc_cuda_refuse_recording(q, op));
@@ -436,7 +436,7 @@ dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t coun
     return DSC_OK;
 }
 
-/* ---- the last resort ---- */
+/* ---- the last resort: solving on the host ---- */
 
 typedef struct host_copy {
     dsc_device *device;
