@@ -1,25 +1,26 @@
-/* Large products of float32 as products of fp16: which ones, where their parts lie, and the order of work.
+/* Large products of float32 as products of fp16: which products, where their parts lie, and the order of work.
  *
- * A wave is what fits into the queue's memory: its operands are split by one launch, products of one shape are one
- * call of cuBLAS, and one launch scales the sums into the results. Tensor cores truncate when they add, so a sum of
- * high parts covers several hundred terms and is then added to the next by an ordinary sum. */
+ * A wave is a set of items that fits into the queue's memory: one launch splits all its operands, products of one shape
+ * are batched calls of cuBLAS, and one launch scales the sums into the results. Tensor cores truncate when they add, so
+ * a sum of high parts covers only several hundred terms, and is added to the next one by an ordinary sum. */
 #include "device/cuda/halves.h"
 #include "device/cuda/entries.h"
 #include "device/cuda/halves_kernels.h"
 
 #include <string.h>
 
-/* Multiplications from which a product gains from the detour, and the shortest side. */
+/* The fewest multiplications and the shortest side for which a product becomes faster; the terms of a sum of high
+ * parts. */
 static const double LEAST_WORK = 3e7;
 enum { LEAST_SIDE = 96, SUM_TERMS = 784 };
-/* Memory of a queue for the parts of a wave: the least, and what items get that need more. Its first bytes
- * are for limits. */
+/* A queue's memory for the parts of a wave: its usual size, and the size if an item needs more. Its first LIMIT_BYTES
+ * hold the limits of operands. */
 enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 192 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
-/* Items of a wave: each has two operands. */
+/* The most items of a wave, each of which has two operands, and of items that are sorted by shape. */
 enum { WAVE_ITEMS = DSC_HALVES / 2, SORTED_ITEMS = 256 };
 
-/* Rows, columns and terms of split matrices: whole 16 bytes in either order, which the fast kernels of
- * cuBLAS want. */
+/* Pads the rows, columns and terms of split matrices to whole 16 bytes in either order, which the fast kernels of
+ * cuBLAS need. */
 static int64_t padded(int64_t size) {
     return (size + 7) / 8 * 8;
 }
@@ -42,7 +43,7 @@ static int64_t terms_of(const dsc_gemm_item *item) {
     return item->a.dim[item->trans_a ? 0 : 1];
 }
 
-/* Bytes of an operand's parts, and of a result's sums. */
+/* The bytes of an operand's parts; sum_bytes returns those of a result's sums. */
 static int64_t operand_bytes(const dsc_tensor *t, int fast) {
     return aligned(padded(t->dim[0]) * padded(t->dim[1]) * (int64_t)sizeof(uint16_t) * (fast ? 1 : 2));
 }
@@ -68,10 +69,10 @@ static int same_shape(const dsc_gemm_item *x, const dsc_gemm_item *y) {
            x->c.dim[0] == y->c.dim[0] && x->c.dim[1] == y->c.dim[1] && terms_of(x) == terms_of(y);
 }
 
-/* Equal shapes next to each other, in the order in which the first of each came. */
+/* Moves items of equal shape next to each other, in the order in which the first item of each shape came. */
 static void sort_items(const dsc_gemm_item **items, int count) {
     for (int i = 0; i < count; i++) {
-        int end = i + 1; /* of those that have the shape of number i */
+        int end = i + 1; /* the end of the items with the shape of number i */
         for (int j = end; j < count; j++)
             if (same_shape(items[i], items[j])) {
                 const dsc_gemm_item *found = items[j];
@@ -113,7 +114,7 @@ static dsc_halves_matrix operand_of(wave *w, const dsc_tensor *t, int fast, int 
                                .pitch = (int32_t)pitch};
 }
 
-/* Places of `count` items of one shape from number `first` on: all a, then all b, then all sums. */
+/* Places `count` items of one shape from number `first` on: first all a, then all b, then all sums. */
 static void place_group(wave *w, int first, int count) {
     for (int i = first; i < first + count; i++)
         w->operands.items[2 * i] = operand_of(w, &w->items[i]->a, w->items[i]->fast, 2 * i);
@@ -140,8 +141,8 @@ static int group_end(const wave *w, int first) {
     return end;
 }
 
-/* Adds up the products of high parts in pieces of so many terms. step_a, step_b: elements from one term to
- * the next. */
+/* Adds up the products of high parts in pieces of `terms` terms. step_a, step_b: elements from one term to the
+ * next. */
 static dsc_status add_pieces(dsc_queue *q, dsc_half_products p, int64_t terms, int64_t step_a,
                              int64_t step_b) {
     const uint16_t *a = p.a, *b = p.b;
@@ -156,7 +157,7 @@ static dsc_status add_pieces(dsc_queue *q, dsc_half_products p, int64_t terms, i
     return DSC_OK;
 }
 
-/* The products of one shape: small parts first, so that they are not lost in large sums. */
+/* Computes the products of one shape, small parts first, so that they are not lost in large sums. */
 static dsc_status multiply_group(wave *w, int first, int count) {
     const dsc_gemm_item *item = w->items[first];
     const dsc_halves_matrix *a = &w->operands.items[2 * first], *b = a + 1;
@@ -248,7 +249,7 @@ dsc_status dsc_cuda_halves_ready(dsc_queue *q, const dsc_gemm_item *items, int64
         bytes = bytes <= LEAST_BYTES ? LEAST_BYTES : MOST_BYTES;
         own->halves_bytes = 0;
         if (own->halves)
-            own->first_halves = own->halves; /* recordings may go on using it */
+            own->first_halves = own->halves; /* recordings may still use it */
         own->halves = NULL;
         DSC_TRY(dsc_device_alloc(q->device, (size_t)bytes, &own->halves));
         own->halves_bytes = bytes;
@@ -265,8 +266,8 @@ void dsc_cuda_halves_close(dsc_queue *q) {
 
 /* ---- Gram matrices ---- */
 
-/* Rows, and columns of rows and of patches, from which it is faster; bytes of split rows and of partial
- * sums at most. */
+/* The numbers of rows, and of columns of plain rows and of patches, from which this is faster; the most bytes of split
+ * rows and of partial sums. */
 enum {
     GRAM_ROWS = 512,
     GRAM_COLUMNS = 192,
@@ -275,8 +276,8 @@ enum {
     GRAM_SUM_BYTES = 32 << 20
 };
 
-/* Rows of x are cut into slices; `parts` of them are split and multiplied at a time, each into a sum of its
- * own. A slice is three blocks of `block` elements: its low parts, its high parts, and half of these. */
+/* The rows of x are cut into slices; `parts` slices are split and multiplied at a time, each into a sum of its own. A
+ * slice is three blocks of `block` elements: its low parts, its high parts, and its high parts times 0.5. */
 typedef struct gram_plan {
     int64_t parts, pitch, block;
     int64_t split_bytes, sum_bytes;
@@ -295,18 +296,19 @@ static gram_plan plan_gram(const dsc_gram_patches *p) {
     return plan;
 }
 
-/* 1 when the rows of x are the patches. */
+/* Returns 1 if the patches are the rows of x. */
 static int are_rows(const dsc_gram_patches *p) {
     return p->h == 1 && p->w == 1 && p->oh == 1 && p->ow == 1 && p->pad_h == 0 && p->pad_w == 0 &&
            p->width == p->cg;
 }
 
-/* ---- rows of halves, as they are ----
+/* ---- rows of halves, without splitting ----
  *
- * Products of two halves are exact in float32, and the rows are operands of cuBLAS where they lie, which splits long sums
- * itself. A sum that tensor cores add up in one go is short by 2^-24 of it at most for every 16 of its HALF_SLICE terms,
- * by 1.2e-4, where rounding to a half has changed each term by up to 4e-3. Of wide matrices only columns of blocks at and
- * below the diagonal are computed. A column of ones has its sums from a kernel of its own. */
+ * Products of two halves are exact in float32. cuBLAS reads the rows where they lie, and splits long sums itself. When
+ * tensor cores add up HALF_SLICE terms in one go, truncation loses at most 2^-24 of the sum for every 16 terms, that is
+ * 1.2e-4, while rounding to a half has changed each term by up to 4e-3. For wide matrices only the blocks at and below
+ * the diagonal are computed, one column of blocks at a time. A separate kernel computes the sums for a column of
+ * ones. */
 enum { HALF_SLICE = 32768, HALF_BLOCK = 768 };
 
 static int are_half_rows(const dsc_gram_patches *p) {
@@ -364,7 +366,7 @@ static dsc_status half_rows_gram(dsc_queue *q, const dsc_gram_patches *p, void *
     return DSC_OK;
 }
 
-/* ---- the choice ---- */
+/* ---- which Gram matrices are computed here ---- */
 
 int dsc_cuda_halves_sums(const dsc_cuda *cuda, const dsc_gram_patches *p) {
     int half = are_half_rows(p) && (p->n == p->width || p->c == p->width);
@@ -380,8 +382,8 @@ size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
     return (size_t)(LIMIT_BYTES + plan.split_bytes + plan.sum_bytes);
 }
 
-/* low'high and half of high'high of `count` slices, added to their sums: with its transpose it is the
- * whole. The small terms come first, so that they are not lost in large sums. */
+/* Adds low'high + high'high / 2 of `count` slices to their sums. A sum plus its transpose is the whole. The small terms
+ * come first, so that they are not lost in large sums. */
 static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const uint16_t *slices, float *sums,
                              int64_t count, int first) {
     const dsc_half_products p = {.dtype = DSC_F16,
@@ -404,7 +406,7 @@ static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const uint16_t
     return dsc_cuda_half_products(q, &p);
 }
 
-/* The largest magnitude of x, all channels and pixels of it. */
+/* Finds the largest magnitude in x, over all its channels and pixels. */
 static dsc_status find_limit(dsc_queue *q, const dsc_gram_patches *p, unsigned *limit) {
     const int64_t pixels = p->images * p->h * p->w, step = (1 << 24) / p->c + 1;
     dsc_halves_matrices m = {.count = 0};
@@ -423,7 +425,7 @@ static dsc_status find_limit(dsc_queue *q, const dsc_gram_patches *p, unsigned *
     return DSC_OK;
 }
 
-/* Splits rows of patches from `row` on, as many as m has place for. */
+/* Splits the rows of patches from `row` on, as many as m has room for. */
 static dsc_status split_rows(dsc_queue *q, const dsc_gram_patches *p, int64_t row, dsc_halves_matrix *m) {
     const dsc_cuda_launch *at = dsc_cuda_at(q);
     m->given = (int32_t)least(m->rows, p->rows - row);

@@ -1,5 +1,5 @@
-/* Float matrices as sums of two fp16 matrices, and results of their products. Everything is element by
- * element; the largest magnitude is an exact maximum, so that the order of blocks does not matter. */
+/* Splits float matrices into sums of two fp16 matrices, and puts the results of their products together. Everything
+ * is elementwise, but for the largest magnitude, an exact maximum for which the order of blocks does not matter. */
 #include "device/cuda/gram.cuh"
 #include "device/cuda/halves_kernels.h"
 #include "device/cuda/patches.cuh"
@@ -8,23 +8,23 @@ namespace {
 
 enum { THREADS = 256, EACH = 4, BLOCK_ROUNDS = 8, BLOCK_ELEMENTS = THREADS * EACH * BLOCK_ROUNDS };
 
-/* The largest magnitude of a split matrix is below 2^15. */
+/* After scaling, all magnitudes of a split matrix are below 2^(TOP+1) = 2^15. */
 enum { TOP = 14 };
 
-/* What the elements of a matrix are multiplied with, as a power of two. */
+/* Returns the exponent of the power of two by which the elements of a matrix are multiplied. */
 __device__ int shift_of(unsigned limit) {
     int exponent = (int)(limit >> 23);
-    if (exponent == 255) /* infinity or NaN: they stay what they are */
+    if (exponent == 255) /* infinity or NaN, which stay what they are */
         return 0;
     int shift = TOP + 127 - exponent;
-    return shift > 126 ? 126 : shift; /* so that the power is a float */
+    return shift > 126 ? 126 : shift; /* the power must be a float */
 }
 
 __device__ float power_of(int shift) {
     return __uint_as_float((unsigned)(shift + 127) << 23);
 }
 
-/* The last item that begins at or before this block. */
+/* Returns the last item that begins at or before this block. */
 template <class T> __device__ int find_item(const T &all, int block) {
     int low = 0, high = all.count;
     while (high - low > 1) {
@@ -43,7 +43,8 @@ __device__ unsigned magnitude(float x) {
     return __float_as_uint(x) & 0x7FFFFFFFu;
 }
 
-/* Of a part of a matrix; four at a time where they lie side by side. */
+/* Returns the thread's largest magnitude in a part of a matrix. Reads four elements at a time if the rows are
+ * contiguous. */
 __device__ unsigned largest_of(const dsc_halves_matrix &m, int64_t begin, int64_t end) {
     unsigned mine = 0;
     if (m.step == m.columns && (uintptr_t)m.from % 16 == 0 && end - begin == BLOCK_ELEMENTS) {
@@ -94,7 +95,7 @@ __device__ float half_value(uint16_t bits) {
     return __half2float(__ushort_as_half(bits));
 }
 
-/* Four elements as fp16. */
+/* Stores four elements as fp16. */
 __device__ void put(const float (&x)[EACH], uint16_t *to) {
     unsigned bits[EACH];
 #pragma unroll
@@ -103,8 +104,8 @@ __device__ void put(const float (&x)[EACH], uint16_t *to) {
     *(uint2 *)to = make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
 }
 
-/* High parts of four elements of a row to where they belong, low parts and half of the high ones where they
- * are wanted. */
+/* Stores the high parts of four elements of a row and, if m asks for them, their low parts and their high parts times
+ * 0.5. */
 __device__ void put_parts(const dsc_halves_matrix &m, const float (&x)[EACH], int row, int column) {
     int64_t at = (int64_t)row * m.pitch + column;
     if (m.half) /* slices of three blocks */
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(THREADS) split_kernel(const __grid_constant__ 
 
 enum { PATCH_ROWS = 64, PATCH_LINES = 8, PATCH_COLUMNS = EACH * THREADS / PATCH_LINES };
 
-/* Rows of patches: each thread has EACH columns and every PATCH_LINES-th row of the block's. */
+/* Splits rows of patches: a thread has EACH columns, and every PATCH_LINES-th row of its block. */
 __global__ void __launch_bounds__(THREADS)
     patches_kernel(const dsc_gram_patches p, const dsc_halves_matrix m, int64_t first_row, int across) {
     const int column0 =
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ d
 
 enum { SIDE = 32, LINES = THREADS / SIDE };
 
-/* A tile of the lower triangle: sums over the parts in double, in order. */
+/* A block computes a tile of the lower triangle. It sums over the parts in double, in order. */
 __global__ void __launch_bounds__(THREADS) gram_kernel(const dsc_halves_gram g, const dsc_gram_target to) {
     __shared__ double mirror[SIDE][SIDE + 1];
     int64_t tile_row, tile_column;
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(THREADS) gram_kernel(const dsc_halves_gram g, 
     const int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
     const int own = g.limit ? shift_of(*g.limit) : 0, one = g.limit ? TOP : 0;
     double sums[SIDE / LINES] = {}, turned[SIDE / LINES] = {};
-#pragma unroll 4 /* many numbers are on their way at a time */
+#pragma unroll 4 /* keeps many loads in flight */
     for (int p = 0; p < g.parts; p++) {
         const float *s = g.sum + p * g.part;
 #pragma unroll
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(THREADS) gram_kernel(const dsc_halves_gram g, 
         int line = y + n * LINES, i = row0 + line, j = column0 + x;
         int shift = (i == g.ones ? one : own) + (j == g.ones ? one : own);
         double sum = scalbn(sums[n] + mirror[x][line], -shift);
-        if (g.sums && i == g.ones) /* the last row; j > i is not written */
+        if (g.sums && i == g.ones) /* the last row; elements j > i are not written */
             sum = j < i ? (double)g.sums[j] : (double)g.rows;
         gram_put<float>(to, i, j, sum);
     }

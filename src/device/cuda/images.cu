@@ -1,7 +1,7 @@
-/* Images in the other order of their numbers: y[n,h,w,c] = x[n,c,h,w], several tensors in one launch.
+/* Converts images from NCHW to NHWC: y[n,h,w,c] = x[n,c,h,w], several tensors in one launch.
  *
- * Each image is a matrix [c, h w] that is transposed tile by tile: a tile is read along the positions and
- * written along the channels. Only the size of an element counts, not its type. */
+ * Each image is a matrix [c, h w] that is transposed tile by tile: a tile is read along the positions and written along
+ * the channels. Only the size of an element matters, not its type. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -9,14 +9,14 @@ namespace {
 
 enum { MOST = 8, THREADS = 256, WARPS = THREADS / 32, TILE_C = 64 };
 
-/* [images, c, positions] to [images, positions, c]; `first`: its first block of the launch. */
+/* A tensor, from [images, c, positions] to [images, positions, c]; `first`: its first block in the launch. */
 struct image_item {
     const void *x;
     void *y;
     int64_t c, positions;
-    int64_t tiles_c, tiles; /* tiles along the channels; of one image */
+    int64_t tiles_c, tiles; /* tiles along the channels, and of one image */
     int64_t first;
-    int bytes; /* of an element */
+    int bytes; /* per element */
 };
 
 struct image_batch {
@@ -24,7 +24,8 @@ struct image_batch {
     int items;
 };
 
-/* Few channels would leave most of a tile empty: there every thread moves all channels of one position. */
+/* With at most this many channels most of a tile would be empty: then each thread moves all channels of one
+ * position. */
 enum { NARROW = 16 };
 
 template <typename T> __device__ __forceinline__ void transpose_narrow(const image_item &item) {
@@ -38,7 +39,7 @@ template <typename T> __device__ __forceinline__ void transpose_narrow(const ima
         y[c] = x[c * item.positions];
 }
 
-/* Positions of a tile: 32 of 4 or 8 bytes, 64 of 2. */
+/* The positions of a tile: 32 for elements of 4 or 8 bytes, 64 for elements of 2. */
 template <typename T> constexpr int tile_positions = sizeof(T) == 2 ? 64 : 32;
 
 template <typename T>
@@ -55,7 +56,7 @@ __device__ __forceinline__ void transpose(const image_item &item, unsigned char 
     const int64_t c0 = (rest - across * item.tiles_c) * TILE_C, p0 = across * ACROSS;
     const T *x = (const T *)item.x + image * item.c * item.positions;
     T *y = (T *)item.y + image * item.c * item.positions;
-    T values[TILE_C / WARPS][ACROSS / 32]; /* all loads are under way before the first is used */
+    T values[TILE_C / WARPS][ACROSS / 32]; /* all loads are in flight before the first value is used */
 #pragma unroll
     for (int r = 0; r < TILE_C / WARPS; r++)
 #pragma unroll

@@ -1,4 +1,4 @@
-/* Eigen problems of few rows, all at once in one launch: those of dsc_op_syev_batch that are marked as quick. */
+/* Small eigenvalue problems, many in one launch: the items of dsc_op_syev_batch that are marked as quick. */
 #include "device/cuda/jacobi_kernels.h"
 #include "device/cuda/state.h"
 

@@ -1,10 +1,9 @@
-/* Eigen problems of few rows by Jacobi's method, a block each, in shared memory.
+/* Small eigenvalue problems by Jacobi's method, one block per problem, in shared memory.
  *
- * A sweep zeroes every element beside the diagonal once, by rotations of two columns and the same two rows. In
- * each of its m - 1 steps (m: n, or n + 1 where n is odd) all columns are in one pair, as in a tournament in
- * which everybody meets everybody: column m - 1 stays, the others move on by one place. The rotations of a step
- * do not touch each other's columns, so all are done at the same time. What is left beside the diagonal shrinks
- * with every sweep, in the end quadratically. */
+ * A sweep zeroes every off-diagonal element once, by rotations of two columns and of the same two rows. In each of its
+ * m - 1 steps (m is n, or n + 1 if n is odd) every column is in one pair, as in a round-robin tournament: column m - 1
+ * stays, the others move on by one place. The rotations of a step do not touch each other's columns, so all are done at
+ * the same time. The off-diagonal elements shrink with every sweep, quadratically in the end. */
 #include "device/cuda/jacobi_kernels.h"
 
 namespace {
@@ -16,13 +15,13 @@ struct problems {
 };
 static_assert(sizeof(problems) <= 4000, "a launch takes at most 4000 bytes");
 
-/* Floats from a row to the next: an odd number, so that neither rows nor columns share banks. */
+/* Returns the floats from one row to the next: an odd number, so that neither rows nor columns have bank conflicts. */
 __host__ __device__ __forceinline__ int pitch_of(int n) {
     return n | 1;
 }
 
-/* The state of a block: the matrix and its basis; of the present step, the columns of each pair and the
- * rotation's cosine, sine and tangent. A pair with a column that does not exist is left alone. */
+/* The state of a block: the matrix and its basis, and, in `rotations`, the cosine, sine and tangent of each pair in the
+ * current step. A pair with a column that does not exist is not rotated. */
 struct state {
     float *s, *basis;
     int n, pitch, pairs;
@@ -32,7 +31,7 @@ struct rotations {
     float cosine[MOST_PAIRS], sine[MOST_PAIRS], tangent[MOST_PAIRS];
 };
 
-/* The two columns of pair `pair` in step `step`. */
+/* Finds the two columns p and r of a pair in a step. */
 __device__ __forceinline__ void find_pair(const state &b, int step, int pair, int &p, int &r) {
     int others = 2 * b.pairs - 1;
     p = step + pair;
@@ -42,7 +41,7 @@ __device__ __forceinline__ void find_pair(const state &b, int step, int pair, in
     r = pair == 0 ? others : r;
 }
 
-/* The largest number of a block, for all of its threads. */
+/* Returns the largest number of the block to all its threads. */
 __device__ __forceinline__ float largest_of_block(float mine) {
     __shared__ float most[WARPS];
     for (int apart = 16; apart > 0; apart /= 2)
@@ -56,7 +55,7 @@ __device__ __forceinline__ float largest_of_block(float mine) {
     return all;
 }
 
-/* The sum over a block, for all of its threads, always in the same order. */
+/* Returns the sum over the block to all its threads, always added in the same order. */
 __device__ __forceinline__ float sum_of_block(float mine) {
     __shared__ float sums[WARPS];
     for (int apart = 16; apart > 0; apart /= 2)
@@ -70,15 +69,15 @@ __device__ __forceinline__ float sum_of_block(float mine) {
     return all;
 }
 
-/* Loads the lower triangle, divided by the power of two above its largest element; the basis is the identity.
- * Returns that exponent; `norm`: of the scaled matrix, NaN where something is not finite. */
+/* Loads the lower triangle, divided by the power of two above its largest element, and sets the basis to the identity.
+ * Returns the exponent of that power. `norm` becomes the norm of the scaled matrix, NaN if an element is not finite. */
 __device__ __forceinline__ int load(const state &b, const float *a, float &norm) {
     int n = b.n, lane = threadIdx.x % 32, exponent = 0;
     float most = 0, squares = 0, bad = 0;
     for (int i = threadIdx.x / 32; i < n; i += WARPS)
         for (int j = lane; j <= i; j += 32) {
             float value = a[(int64_t)i * n + j];
-            bad += value - value; /* NaN for what is not finite, else 0 */
+            bad += value - value; /* NaN if the value is not finite, else 0 */
             most = fmaxf(most, fabsf(value));
         }
     most = largest_of_block(most);
@@ -95,8 +94,8 @@ __device__ __forceinline__ int load(const state &b, const float *a, float &norm)
     return exponent;
 }
 
-/* The rotations of a step: the smaller of the two angles that zero the element of each pair. Returns 1 when
- * there is something to turn. */
+/* Finds the rotations of a step: for each pair the smaller of the two angles that zero its element. Returns 1 if this
+ * thread found an element that is not negligible. */
 __device__ __forceinline__ int find_rotations(const state &b, int step, float negligible, rotations *turn) {
     int turns = 0;
     for (int pair = threadIdx.x; pair < b.pairs; pair += THREADS) {
@@ -118,14 +117,14 @@ __device__ __forceinline__ int find_rotations(const state &b, int step, float ne
     return turns;
 }
 
-/* Two numbers x, y of the columns of a pair become (c x - s y, s x + c y). */
+/* Replaces two numbers x, y in the columns of a pair by c x - s y, s x + c y. */
 __device__ __forceinline__ void rotate(float c, float s, float &x, float &y) {
     float before = x;
     x = c * before - s * y;
     y = s * before + c * y;
 }
 
-/* The four elements where two pairs meet, and their mirror images. */
+/* Rotates the four elements where two pairs meet, and their mirror images. */
 __device__ __forceinline__ void turn_block(const state &b, const rotations &turn, int step, int i, int j) {
     int p, r, u, v, pitch = b.pitch;
     find_pair(b, step, i, p, r);
@@ -171,8 +170,8 @@ __device__ __forceinline__ void turn_all(const state &b, const rotations &turn, 
     }
 }
 
-/* Sweeps until nothing beside the diagonal is above the rounding errors of the rotations; returns 0 when that
- * never comes. */
+/* Sweeps until no off-diagonal element is above the rounding errors of the rotations. Returns 0 if MOST_SWEEPS sweeps
+ * do not suffice, or the matrix is not finite. */
 __device__ __forceinline__ int sweep_all(const state &b, float norm, rotations *turn) {
     float negligible = norm * 0x1p-23f / sqrtf((float)b.n);
     if (!(norm - norm == 0))
@@ -191,7 +190,7 @@ __device__ __forceinline__ int sweep_all(const state &b, float norm, rotations *
     return 0;
 }
 
-/* Columns go to their places among the eigenvalues, which rise; of equal ones the first comes first. */
+/* Stores the eigenvalues in ascending order and the columns in the same order; equal eigenvalues keep their order. */
 __device__ __forceinline__ void store(const state &b, const dsc_jacobi &item, int exponent, int *places) {
     int n = b.n;
     for (int j = threadIdx.x; j < n; j += THREADS) {

@@ -12,9 +12,9 @@
 extern "C" {
 #endif
 
-/* What every launch function gets first. `scratch` (DSC_CUDA_SCRATCH bytes) and `tickets` (DSC_CUDA_TICKETS
- * counters, 0 between launches: a kernel that uses one sets it back) belong to the stream: valid during one
- * operation. */
+/* The first argument of every launch function. `scratch` (DSC_CUDA_SCRATCH bytes) and `tickets` (DSC_CUDA_TICKETS
+ * counters) belong to the stream, and their contents are valid during one operation only. Tickets are 0 between
+ * launches: a kernel that uses one resets it. */
 typedef struct dsc_cuda_launch {
     cudaStream_t stream;
     void *scratch;
@@ -23,13 +23,13 @@ typedef struct dsc_cuda_launch {
     int capability; /* 80, 90, ... */
 } dsc_cuda_launch;
 
-/* Those of a queue. */
+/* Returns the launch arguments of a queue. */
 const dsc_cuda_launch *dsc_cuda_at(const dsc_queue *q);
 
-/* Raises DSC_E_MEMORY for a lack of memory, DSC_E_DEVICE otherwise, with the runtime's message. */
+/* Raises DSC_E_MEMORY if memory is exhausted, else DSC_E_DEVICE, with the runtime's message. */
 dsc_status dsc_cuda_fail(cudaError_t error, const char *what, const char *file, int line);
 
-/* Returns from the calling function when a call of the runtime, or a launch, fails. */
+/* Returns from the calling function if a call of the runtime, or a launch, fails. */
 #define DSC_CUDA_TRY(...)                                                                                    \
     do {                                                                                                     \
         cudaError_t dsc_cuda_error_ = (__VA_ARGS__);                                                         \
@@ -44,7 +44,7 @@ dsc_status dsc_cuda_fail(cudaError_t error, const char *what, const char *file, 
 /* DSC_LAUNCH((kernel<float, 4>), grid, block, shared bytes, stream)(arguments...); */
 #if defined(__CUDACC__)
 #define DSC_LAUNCH(kernel, grid, block, shared, stream) (kernel)<<<(grid), (block), (shared), (stream)>>>
-/* Shared memory of a size set at launch. */
+/* Declares dynamic shared memory, whose size is set at launch. */
 #define DSC_SHARED(type, name)                                                                               \
     extern __shared__ __align__(16) unsigned char dsc_shared_bytes[];                                        \
     type *name = reinterpret_cast<type *>(dsc_shared_bytes)

@@ -1,4 +1,5 @@
-/* Layers without a file of their own: bias, ReLU, sum, shortcut, dropout; and images. */
+/* Layers that have no file of their own: bias, elementwise formulas such as ReLU and sum, shortcut, dropout; and the
+ * augmentation of images. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -8,7 +9,7 @@ typedef struct dsc_cuda_shortcut_shape {
     int64_t oh, ow, k; /* of y */
 } dsc_cuda_shortcut_shape;
 
-/* The stream's step is read from the device: position[0]. keep = 1 - rate; row: elements of a sample. */
+/* The stream's step is read on the device: position[0]. keep = 1 - rate; row: elements per sample. */
 typedef struct dsc_cuda_dropout_call {
     dsc_dropout_stream stream;
     double keep;
@@ -48,7 +49,7 @@ static cudaError_t run_bias_add(const dsc_cuda_launch *at, int64_t rows, int64_t
     return dsc_flat_run<T>(at, rows * channels, dsc_fits<T>(channels, y), operation);
 }
 
-enum { SUM_ROWS = 4 }; /* that a thread loads at once */
+enum { SUM_ROWS = 4 }; /* rows that a thread loads at once */
 
 template <typename T> struct bias_grad_call {
     typedef dsc_number<T> A;
@@ -108,7 +109,7 @@ static cudaError_t run_bias_grad(const dsc_cuda_launch *at, int64_t rows, int64_
 
 /* ---- y = beta y + f(a, b) ---- */
 
-/* A type for each formula. */
+/* One type for each formula. */
 #define MAP(NAME, name, op, a_name, b_name, y_name)                                                          \
     struct name##_map {                                                                                      \
         static constexpr bool two = (b_name) != NULL;                                                        \
@@ -227,7 +228,7 @@ static cudaError_t run_shortcut_backward(const dsc_cuda_launch *at, int64_t n,
 
 /* ---- dropout ---- */
 
-/* N of the four elements of a block of random words, from element i on. */
+/* Drops or keeps N of the four elements of a block of random words; `words` and x begin at the first of them. */
 template <typename T, int N>
 __device__ __forceinline__ void drop(const dsc_dropout_stream &stream, dsc_number<T> keep,
                                      const uint32_t *words, const T *x, int add, T *y) {
@@ -242,7 +243,7 @@ __device__ __forceinline__ void drop(const dsc_dropout_stream &stream, dsc_numbe
     dsc_store<T, N>(y, to);
 }
 
-/* A thread makes the words of a block and uses all four, wherever the first element of the tensor lies in its
+/* A thread generates the four words of a block and uses them all. The tensor's first element may lie anywhere in its
  * block. */
 template <typename T>
 static __global__ void __launch_bounds__(DSC_FLAT_THREADS)
@@ -277,7 +278,7 @@ static cudaError_t run_dropout(const dsc_cuda_launch *at, const dsc_cuda_dropout
 
 /* ---- images ---- */
 
-/* A thread makes a pixel. */
+/* A thread computes a pixel. */
 template <typename T>
 static __global__ void __launch_bounds__(DSC_FLAT_THREADS) augment(const dsc_cuda_augment_call a, T *x) {
     typedef dsc_number<T> A;

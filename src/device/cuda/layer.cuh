@@ -1,9 +1,9 @@
-/* What the kernels of layer.cu, norm.cu, pool.cu and loss.cu share: elements as numbers, 16 bytes at a time,
- * and sums over the rows of a matrix.
+/* Shared by layer.cu, norm.cu, pool.cu, loss.cu and others: reading and writing elements as numbers, 16 bytes at a
+ * time, and sums over the rows of a matrix.
  *
- * Sums over rows: a block of DSC_COLUMN_THREADS threads looks at `lanes` vectors of neighbouring channels,
- * and at `chunk` rows of them; blockIdx.x counts the groups of channels, blockIdx.y the chunks. A block's
- * sums go to scratch memory, and the last block of a group adds them up, always in the same order. */
+ * Sums over rows: a block of DSC_COLUMN_THREADS threads processes `lanes` vectors of neighbouring channels in `chunk`
+ * rows; blockIdx.x is the group of channels, blockIdx.y the chunk. Blocks write their sums to scratch memory, and the
+ * last block of a group to finish adds them up, always in the same order. */
 #ifndef DSC_DEVICE_CUDA_LAYER_CUH
 #define DSC_DEVICE_CUDA_LAYER_CUH
 
@@ -13,7 +13,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-/* The memory of a tensor, as whatever pointer is expected; NULL for no tensor. */
+/* A tensor's memory, which converts to any pointer type; NULL if there is no tensor. */
 struct dsc_data {
     void *memory;
 
@@ -27,7 +27,7 @@ struct dsc_data {
 
 /* ---- elements ---- */
 
-/* What arithmetic on elements of type T is done in. Parameters and statistics have that type, too. */
+/* The type in which arithmetic on elements of type T is done. Parameters and statistics have this type, too. */
 template <typename T> struct dsc_number_of { typedef float type; };
 
 template <> struct dsc_number_of<double> { typedef double type; };
@@ -70,7 +70,7 @@ __device__ __forceinline__ void dsc_set(__nv_bfloat16 &x, float value) {
     x = __float2bfloat16_rn(value);
 }
 
-/* N elements that are moved at once. */
+/* N elements that are loaded and stored at once. */
 template <typename T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) dsc_vector {
     T at[N];
 
@@ -83,7 +83,7 @@ template <typename T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) 
     }
 };
 
-/* Eight halves stay packed until they are used: in registers of their own they would take twice the room. */
+/* Eight halves, which stay packed until they are used: in separate registers they would take twice the space. */
 struct alignas(16) dsc_packed {
     unsigned word[4];
 
@@ -124,18 +124,18 @@ template <typename T, int N> __device__ __forceinline__ void dsc_store(T *to, co
     *reinterpret_cast<dsc_vector<T, N> *>(to) = value;
 }
 
-/* Elements of a vector of 16 bytes. */
+/* The number of elements in a vector of 16 bytes. */
 template <typename T> constexpr int dsc_wide() {
     return 16 / (int)sizeof(T);
 }
 
-/* Whether vectors of 16 bytes can be used: all pointers (NULL or not) are aligned, and rows of `channels`
- * have whole vectors. */
+/* Returns whether vectors of 16 bytes can be used: all pointers (some may be NULL) are aligned, and a row of
+ * `channels` elements is a whole number of vectors. */
 template <typename T, typename... P> bool dsc_fits(int64_t channels, P... pointers) {
     return channels % dsc_wide<T>() == 0 && ((uintptr_t)0 | ... | (uintptr_t)pointers) % 16 == 0;
 }
 
-/* The launch function of a real type. */
+/* Calls the instance of a launch function for a real type. */
 #define DSC_BY_TYPE(dtype, function, ...)                                                                    \
     ((dtype) == DSC_F32    ? function<float>(__VA_ARGS__)                                                    \
      : (dtype) == DSC_F64  ? function<double>(__VA_ARGS__)                                                   \
@@ -143,7 +143,7 @@ template <typename T, typename... P> bool dsc_fits(int64_t channels, P... pointe
      : (dtype) == DSC_F16  ? function<__half>(__VA_ARGS__)                                                   \
                            : cudaErrorInvalidValue)
 
-/* The same where there are no halves. */
+/* The same for operations without half types. */
 #define DSC_BY_REAL(dtype, function, ...)                                                                    \
     ((dtype) == DSC_F64 ? function<double>(__VA_ARGS__) : function<float>(__VA_ARGS__))
 
@@ -151,7 +151,7 @@ template <typename T, typename... P> bool dsc_fits(int64_t channels, P... pointe
 
 enum { DSC_FLAT_THREADS = 256 };
 
-/* Blocks for `count` independent pieces of work: as many as run at once. */
+/* Returns the number of blocks for `count` independent pieces of work: at most as many as run at once. */
 static inline unsigned dsc_flat_blocks(const dsc_cuda_launch *at, int64_t count) {
     int64_t blocks = (count + DSC_FLAT_THREADS - 1) / DSC_FLAT_THREADS,
             most = (int64_t)at->multiprocessors * 8;
@@ -166,8 +166,8 @@ __device__ __forceinline__ int64_t dsc_flat_step() {
     return (int64_t)gridDim.x * blockDim.x;
 }
 
-/* operation.at<N>(i) for the elements i ... i + N - 1, all of them once; what is left over at the end one by
- * one. */
+/* Calls operation.at<N>(i) for elements i ... i + N - 1, so that every element is processed once, and at<1> for each of
+ * the elements that are left over at the end. */
 template <int N, typename F>
 static __global__ void __launch_bounds__(DSC_FLAT_THREADS) dsc_flat(int64_t count, const F operation) {
     int64_t vectors = count / N;
@@ -177,7 +177,7 @@ static __global__ void __launch_bounds__(DSC_FLAT_THREADS) dsc_flat(int64_t coun
         operation.template at<1>(vectors * N + dsc_flat_first());
 }
 
-/* wide: vectors of 16 bytes can be used. */
+/* wide: 1: uses vectors of 16 bytes. */
 template <typename T, typename F>
 static cudaError_t dsc_flat_run(const dsc_cuda_launch *at, int64_t count, int wide, const F &operation) {
     if (wide)
@@ -189,8 +189,8 @@ static cudaError_t dsc_flat_run(const dsc_cuda_launch *at, int64_t count, int wi
     return cudaGetLastError();
 }
 
-/* index = index / extent; returns the remainder. Neither is negative; in 32 bits where possible, which is
- * several times faster. */
+/* Divides index by extent and returns the remainder. Neither may be negative. Divides in 32 bits where possible, which
+ * is several times faster. */
 __device__ __forceinline__ int64_t dsc_peel(int64_t &index, int64_t extent) {
     if (((index | extent) >> 32) == 0) {
         uint32_t all = (uint32_t)index, part = (uint32_t)extent, whole = all / part;
@@ -205,7 +205,7 @@ __device__ __forceinline__ int64_t dsc_peel(int64_t &index, int64_t extent) {
 /* ---- sums over rows ---- */
 
 enum { DSC_COLUMN_THREADS = 512, DSC_COLUMN_WARPS = DSC_COLUMN_THREADS / 32, DSC_COLUMN_LANES = 16 };
-/* Channels of one launch at most, so that scratch memory and tickets suffice. */
+/* The most channels of one launch, so that scratch memory and tickets suffice. */
 enum { DSC_COLUMN_SLICE = 32768 };
 
 static inline int64_t dsc_column_slice(int64_t channels, int64_t first) {
@@ -214,15 +214,15 @@ static inline int64_t dsc_column_slice(int64_t channels, int64_t first) {
 }
 
 typedef struct dsc_columns {
-    int64_t rows, stride, width; /* rows of `stride` channels, of which `width` are looked at */
-    int64_t chunk;               /* rows of a block */
-    int lanes;                   /* vectors of channels of a block: a power of two */
+    int64_t rows, stride, width; /* rows of `stride` channels, of which `width` are processed */
+    int64_t chunk;               /* rows per block */
+    int lanes;                   /* vectors of channels per block: a power of two */
     unsigned groups, chunks;
 } dsc_columns;
 
-/* For vectors of n elements, at most `lanes` of them in a block (a power of two), blocks of `threads`,
- * `unroll` rows of a thread loaded at once, and `blocks` in all at most (but one for each group of
- * channels at least). */
+/* Divides a matrix among blocks of `threads` threads, with vectors of n elements, at most `lanes` (a power of two) of
+ * them per block. A thread loads `unroll` rows at once. There are at most `blocks` blocks, but at least one for each
+ * group of channels. */
 static inline dsc_columns dsc_columns_narrow(int64_t rows, int64_t stride, int64_t width, int n, int lanes,
                                              int threads, int unroll, int64_t blocks) {
     dsc_columns c = {rows, stride, width, 0, 1, 0, 0};
@@ -244,13 +244,13 @@ static inline dsc_columns dsc_columns_of(int64_t rows, int64_t stride, int64_t w
     return dsc_columns_narrow(rows, stride, width, n, DSC_COLUMN_LANES, threads, unroll, blocks);
 }
 
-/* Doubles of scratch memory for `sums` sums a channel. */
+/* Returns how many doubles of scratch memory `sums` sums per channel take. */
 static inline int64_t dsc_columns_scratch(const dsc_columns *c, int n, int sums) {
     return (int64_t)c->groups * c->chunks * c->lanes * n * sums;
 }
 
-/* What a thread looks at: rows first, first + step, ... below end, from this channel on. A thread beyond the
- * last channel has no rows. */
+/* A thread's part: rows first, first + step, ... below end, from this channel on. A thread beyond the last channel has
+ * no rows. */
 typedef struct dsc_column_place {
     int64_t first, end, top; /* top: the block's first row */
     int64_t channel;
@@ -268,13 +268,13 @@ template <int N> __device__ __forceinline__ dsc_column_place dsc_column_place_of
     return p;
 }
 
-/* Channel that a thread below lanes N finishes. */
+/* Returns the channel that a thread below lanes * N finishes. */
 template <int N> __device__ __forceinline__ int64_t dsc_column_own(const dsc_columns &c) {
     return (int64_t)blockIdx.x * c.lanes * N + threadIdx.x;
 }
 
-/* The block's sums of Q quantities: afterwards thread t below lanes N has those of the block's channel t. All
- * threads call. */
+/* Adds up Q quantities over the block: afterwards thread t below lanes * N has the sums of the block's channel t. All
+ * threads call it. */
 template <int Q, typename A, int N>
 __device__ __forceinline__ void dsc_block_sums(int lanes, A (&mine)[Q][N], double (&sum)[Q]) {
     __shared__ A warps[DSC_COLUMN_WARPS][Q][DSC_COLUMN_LANES * N];
@@ -305,8 +305,8 @@ __device__ __forceinline__ void dsc_block_sums(int lanes, A (&mine)[Q][N], doubl
     }
 }
 
-/* Adds up the blocks' sums (of threads below `width`, a power of two). Returns 1 to the threads of the last
- * block that then have a total: one for each of these channels. All threads call. */
+/* Adds up the sums of the blocks, held by the threads below `width`, a power of two. Returns 1 in the threads below
+ * `width` of the last block, which then have the totals. All threads call it. */
 template <int Q>
 __device__ __forceinline__ int dsc_merge_blocks(int width, double *partials, unsigned *tickets,
                                                 double (&sum)[Q]) {

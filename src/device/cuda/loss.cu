@@ -1,13 +1,14 @@
-/* Softmax cross-entropy, and labels drawn from a softmax; in double, but for the exponentials of long rows of halves.
+/* Softmax cross-entropy, and labels sampled from a softmax; in double, except for the exponentials of long rows of
+ * halves.
  *
- * With z the logits less the largest of them, and the target t and weight w of a row (dsc_targets):
+ * With z the logits minus the largest of them, and the target t and weight w of a row (dsc_targets):
  *   loss = w (log sum exp(z) - sum t z),   dloss/dz = w (exp(z) / sum exp(z) - t). */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 #include "device/cuda/mma.cuh"
 
 typedef struct dsc_cuda_loss_call {
-    int64_t rows, width, classes; /* all positive; width: numbers of a row */
+    int64_t rows, width, classes; /* all positive; width: numbers per row */
     double smoothing, grad_scale;
     const int32_t *labels, *others; /* others, shares, weights and loss_scale may be NULL */
     const float *shares, *weights;
@@ -28,7 +29,8 @@ enum { STATS = 4, WARPS = DSC_COLUMN_WARPS };
 
 /* ---- loss ---- */
 
-/* TEAM threads share a row: a warp, or the block. Q values become their sums, the same in every thread. */
+/* TEAM threads share a row: a warp, or the block. Replaces Q values by their sums over the team, the same in every
+ * thread. */
 template <int TEAM, int Q> __device__ __forceinline__ void team_sum(double (&value)[Q]) {
     __shared__ double warps[Q][WARPS];
 #pragma unroll
@@ -72,13 +74,14 @@ __device__ __forceinline__ void fill_row(int64_t classes, dsc_number<T> value, T
         dsc_set(dz[i], value);
 }
 
-/* What a row is compared with. */
+/* The target of a row. */
 typedef struct dsc_cuda_target {
     int64_t label, other; /* other -1: none */
     double share, weight;
 } dsc_cuda_target;
 
-/* Of a row with valid labels; its loss, and the number of classes ranked before the label. */
+/* Processes a row with valid labels. Returns its loss; `before` becomes the number of classes ranked before the
+ * label. */
 template <typename T, int TEAM>
 __device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T *z, const dsc_cuda_target &to,
                                            double scale, T *dz, double &before) {
@@ -93,7 +96,7 @@ __device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T 
         A other = dsc_get(z[i]);
         sums[0] += exp((double)other - highest);
         sums[1] += (double)other - highest;
-        sums[2] += !(other < own) && (other != own || i < label); /* a NaN is before */
+        sums[2] += !(other < own) && (other != own || i < label); /* a NaN ranks before */
     }
     team_sum<TEAM>(sums);
     double uniform = a.smoothing / (double)a.classes, loss = log(sums[0]);
@@ -115,10 +118,10 @@ __device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T 
 
 /* ---- long rows of halves ----
  *
- * Exponentials are float32's, of base 2, and a thread takes EACH numbers at once, from where the row is aligned for that.
- * One pass finds the largest number and the sum, a second one writes the gradient. Labels are looked for once in EACH
- * numbers: a row of a language model has 50000, and the passes should wait for memory alone. */
-enum { EACH = 8, AHEAD = 4 }; /* AHEAD: vectors that a thread waits for at a time */
+ * Exponentials are in float32, to base 2, and a thread takes EACH numbers at once, starting where the row is aligned
+ * for that. One pass finds the largest number and the sum, a second one writes the gradient. Labels are tested for once
+ * per EACH numbers: a row of a language model has 50000, and the passes should wait for nothing but memory. */
+enum { EACH = 8, AHEAD = 4 }; /* AHEAD: vectors that a thread loads at a time */
 
 #define LOG2_E 1.4426950408889634f
 #define LN_2   0.6931471805599453
@@ -147,7 +150,7 @@ __device__ __forceinline__ void walk_row(const T *z, const T *dz, int classes, B
         body.take(dsc_load<T, 1>(z + k), k);
 }
 
-/* sum: of 2^(z log2(e) - shift), where shift is log2(e) times the largest number so far. */
+/* sum: the sum of 2^(z log2(e) - shift), where shift is log2(e) times the largest number so far. */
 template <typename T> struct row_sums {
     int label, smooths;
     float own, most, shift, sum, plain;
@@ -160,7 +163,7 @@ template <typename T> struct row_sums {
             top = fmaxf(top, v.get(i));
         if (top > most) {
             float moved = top * LOG2_E;
-            if (most > -INFINITY) /* else the sum is 0, and the factor may be infinite */
+            if (most > -INFINITY) /* otherwise the sum is 0, and the factor may be infinite */
                 sum *= dsc_exp2(shift - moved);
             most = top;
             shift = moved;
@@ -168,7 +171,7 @@ template <typename T> struct row_sums {
 #pragma unroll
         for (int i = 0; i < N; i++)
             sum += dsc_exp2(fmaf(v.get(i), LOG2_E, -shift));
-        /* Of equal numbers the first is ranked before the others; a NaN is ranked before all. */
+        /* The first of equal numbers ranks before the others; a NaN ranks before all. */
         if (first + N <= label)
 #pragma unroll
             for (int i = 0; i < N; i++)
@@ -187,7 +190,7 @@ template <typename T> struct row_sums {
     }
 };
 
-/* Gradients times `scale`, which share, uniform, first and second are multiplied by; share: 1 / the sum. */
+/* Writes gradients. share (1 / the sum), uniform, first and second are already multiplied by the scale. */
 template <typename T> struct row_grads {
     T *dz;
     int label, other;
@@ -210,7 +213,7 @@ template <typename T> struct row_grads {
     }
 };
 
-/* As row_loss. */
+/* Like row_loss. */
 template <typename T>
 __device__ __forceinline__ double long_row_loss(const dsc_cuda_loss_call &a, const T *z,
                                                 const dsc_cuda_target &to, double scale, T *dz,
@@ -220,7 +223,7 @@ __device__ __forceinline__ double long_row_loss(const dsc_cuda_loss_call &a, con
     row_sums<T> r = {(int)to.label, a.smoothing > 0, (float)own, -INFINITY, 0, 0, 0, 0};
     walk_row(z, (const T *)0, classes, r);
     double shift = team_max<DSC_COLUMN_THREADS>(r.most > -INFINITY ? (double)r.shift : -INFINITY);
-    shift = shift > -INFINITY ? shift : 0; /* all of them are -infinity */
+    shift = shift > -INFINITY ? shift : 0; /* 0: all numbers are -infinity */
     double share = r.most > -INFINITY ? exp2((double)r.shift - shift) : 1;
     double sums[3] = {share * (double)r.sum, (double)r.plain, (double)r.before};
     team_sum<DSC_COLUMN_THREADS>(sums);
@@ -258,7 +261,7 @@ __device__ __forceinline__ double any_row_loss(const dsc_cuda_loss_call &a, cons
         return row_loss<T, TEAM>(a, z, to, scale, dz, before);
 }
 
-/* Returns 0 for a row whose labels are not classes. */
+/* Finds the target of a row. Returns 0 if a label is not a class. */
 __device__ __forceinline__ int find_target(const dsc_cuda_loss_call &a, int64_t row, dsc_cuda_target &to) {
     to.label = a.labels[row];
     to.other = -1;
@@ -345,11 +348,12 @@ static cudaError_t run_softmax_loss(const dsc_cuda_launch *at, const dsc_cuda_lo
 
 /* ---- labels ----
  *
- * dsc_draw_label, with the same sums in the same order, by a warp: its lanes compute the weights of SPAN
- * classes at once, the first adds them up. */
+ * dsc_draw_label by a warp, with the same sums in the same order: the lanes compute the weights of SPAN classes at
+ * once, and the first lane adds them up. */
 enum { SPAN = 256, SAMPLE_WARPS = 4 };
 
-/* Weights exp(z - largest) of the classes from `first` on; the lanes agree on them afterwards. */
+/* Computes the weights exp(z - largest) of up to SPAN classes from `first` on, and returns their number. Afterwards all
+ * lanes see all weights. */
 template <typename T>
 __device__ __forceinline__ int weigh(int64_t classes, const T *z, double largest, int64_t first,
                                      double *weights) {
@@ -362,7 +366,7 @@ __device__ __forceinline__ int weigh(int64_t classes, const T *z, double largest
     return count;
 }
 
-/* All lanes call; the label is the first lane's. */
+/* Samples a label. All lanes call it; only the first lane's result is valid. */
 template <typename T>
 __device__ __forceinline__ int32_t draw(int64_t classes, const T *z, double u, double *weights) {
     if (classes == 1)

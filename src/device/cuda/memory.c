@@ -89,7 +89,7 @@ void dsc_cuda_free(dsc_device *device, void *data) {
     DSC_CUDA_ON_QUIETLY(dsc_cuda_of(device)->ordinal);
     enum cudaStreamCaptureMode mode = dsc_cuda_capture_mode(cudaStreamCaptureModeRelaxed);
     if (cudaFree(data) != cudaSuccess)
-        (void)cudaGetLastError(); /* of work that failed before; the next sync reports it */
+        (void)cudaGetLastError(); /* the error of earlier work, which the next sync reports */
     (void)dsc_cuda_capture_mode(mode);
 }
 

@@ -1,4 +1,4 @@
-/* Asynchronous copies and tensor-core products, for sm_80 and newer; plain versions with the same layout in
+/* Asynchronous copies and tensor-core products, for sm_80 and newer, with plain versions of the same layout for
  * the emulator.
  *
  * A warp holds matrices as fragments. With g = lane / 4 and t = lane % 4:
@@ -9,8 +9,8 @@
  *                    B[16,8]:  b0 = [2t,2t+1][g]  b1 = [2t+8,2t+9][g]     (the lower k in the lower 16 bits)
  *   both             C[16,8]:  c0 = [g][2t]  c1 = [g][2t+1]  c2 = [g+8][2t]  c3 = [g+8][2t+1]
  *
- * All 32 lanes of a warp call a product or dsc_ldmatrix together. Blocks are one-dimensional. Tensor cores
- * add with truncation: who needs float32's precision adds up fragments of a few products by ordinary sums. */
+ * All 32 lanes of a warp call a product or dsc_ldmatrix together. Blocks are one-dimensional. Tensor cores truncate
+ * when they add: code that needs the precision of float32 adds up fragments of a few products by ordinary sums. */
 #ifndef DSC_DEVICE_CUDA_MMA_CUH
 #define DSC_DEVICE_CUDA_MMA_CUH
 
@@ -21,7 +21,7 @@
 
 #define DSC_MMA static __device__ __forceinline__
 
-/* ---- which lane holds which element of register i ---- */
+/* ---- the position of the element that a lane holds in register i ---- */
 
 DSC_MMA int dsc_lane(void) {
     return (int)(threadIdx.x & 31u);
@@ -51,7 +51,7 @@ DSC_MMA int dsc_tf32_b_k(int lane, int i) {
     return (lane & 3) + i * 4;
 }
 
-/* The first of the pair. */
+/* The k of the first element of the pair. */
 DSC_MMA int dsc_half_a_k(int lane, int i) {
     return (lane & 3) * 2 + (i >> 1) * 8;
 }
@@ -64,8 +64,8 @@ DSC_MMA int dsc_half_b_k(int lane, int i) {
 
 /* ---- copies from global to shared memory ----
  *
- * 16, 8 or 4 bytes, both addresses aligned to that; zeros where `there` is 0 (`from` is then not read, but
- * is to point into a matrix all the same). */
+ * They copy 16, 8 or 4 bytes; both addresses are aligned to that. If `there` is 0 they write zeros: `from` is then not
+ * read, but must point into a matrix all the same. */
 
 DSC_MMA uint32_t dsc_shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -94,7 +94,7 @@ DSC_MMA void dsc_async_commit(void) {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most N of this thread's groups are in flight; other threads' copies need a barrier, too. */
+/* Waits until at most N of this thread's groups are in flight. To read what other threads copy, use a barrier, too. */
 template <int N> DSC_MMA void dsc_async_wait(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
@@ -107,7 +107,7 @@ DSC_MMA uint32_t dsc_tf32(float x) {
     return bits;
 }
 
-/* 2^x to 2^-22 or so; results below 2^-126 are 0. */
+/* Returns 2^x with a relative error of about 2^-22; results below 2^-126 are 0. */
 DSC_MMA float dsc_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -139,9 +139,9 @@ DSC_MMA void dsc_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
 
 /* ---- four 8x8 matrices of 16-bit elements from shared memory ----
  *
- * Lane l passes the address (16-byte aligned) of row l % 8 of matrix l / 8. Register i gets of matrix i the
- * pair [g][2t,2t+1], or transposed [2t,2t+1][g]. Rows of four 32-bit elements come as [g][t] without the
- * transpose: a fragment of tf32. */
+ * Lane l passes the address (16-byte aligned) of row l % 8 of matrix l / 8. Register i gets the pair [g][2t,2t+1] of
+ * matrix i, or [2t,2t+1][g] with the transpose. Without it, rows of four 32-bit elements come as [g][t]: a fragment of
+ * tf32. */
 
 DSC_MMA void dsc_ldmatrix(uint32_t (&r)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -189,7 +189,7 @@ DSC_MMA void dsc_async_commit(void) {
 template <int N> DSC_MMA void dsc_async_wait(void) {
 }
 
-/* To nearest, ties away from zero. */
+/* Rounds to nearest, ties away from zero. */
 DSC_MMA uint32_t dsc_tf32(float x) {
     uint32_t bits = dsc_float_bits(x);
     return x == x ? (bits + 0x1000u) & ~0x1FFFu : 0x7FFFE000u;
@@ -199,7 +199,7 @@ DSC_MMA float dsc_exp2(float x) {
     return exp2f(x);
 }
 
-/* A sum as the tensor cores round it: towards zero. */
+/* Rounds a sum as the tensor cores do: towards zero. */
 DSC_MMA float dsc_mma_truncate(double x) {
     float nearest = (float)x;
     return fabs((double)nearest) > fabs(x) ? nextafterf(nearest, 0) : nearest;
@@ -217,7 +217,7 @@ DSC_MMA float dsc_mma_f16_of(uint32_t pair, int high) {
     return dsc_f16_to_float((uint16_t)(high ? pair >> 16 : pair));
 }
 
-/* The value that a lane passes to the others of its warp. */
+/* The registers that a lane shows to the others of its warp. */
 typedef struct dsc_mma_shown {
     uint32_t a[4], b[2];
 } dsc_mma_shown;
@@ -288,13 +288,14 @@ DSC_MMA void dsc_ldmatrix_transposed(uint32_t (&r)[4], const void *row) {
 
 #endif
 
-/* x = high + low, each a tf32, to 2^-23 |x| or so. */
+/* Splits x into high + low, each a tf32, with an error of about 2^-23 |x|. */
 DSC_MMA void dsc_tf32_split(float x, uint32_t &high, uint32_t &low) {
     high = dsc_tf32(x) & ~0x1FFFu;
     low = dsc_tf32(x - __uint_as_float(high));
 }
 
-/* c += (a + a') (b + b') but for a' b', of high and low parts: float32-grade. Small products first. */
+/* c += (a + a_low) (b + b_low) without a_low b_low, which has about the precision of float32. The small products come
+ * first. */
 DSC_MMA void dsc_mma_tf32_split(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&a_low)[4],
                                 const uint32_t (&b)[2], const uint32_t (&b_low)[2]) {
     dsc_mma_tf32(c, a_low, b);
@@ -302,7 +303,7 @@ DSC_MMA void dsc_mma_tf32_split(float (&c)[4], const uint32_t (&a)[4], const uin
     dsc_mma_tf32(c, a, b);
 }
 
-/* ---- elements of half types, by their bits ---- */
+/* ---- elements of half types, represented by their bits ---- */
 
 struct dsc_half_bf16 {
     uint16_t bits;

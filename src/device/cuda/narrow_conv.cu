@@ -1,18 +1,18 @@
-/* Convolutions of 1x1 taps with few output channels: products of a long matrix x[rows, c] with k rows of weights, which
- * take the time that reading or writing x takes.
+/* 1x1 convolutions with few output channels: products of a long matrix x[rows, c] and k rows of weights, which take as
+ * long as reading or writing x.
  *
  *   forward   y[r,j]  = bias[j] + sum over ch of w[j,ch] x[r,ch]
  *   data      dx[r,ch] = [dx[r,ch] +] sum over j of dy[r,j] w[j,ch]
  *   weights   dw[j,ch] = [dw[j,ch] +] sum over r of dy[r,j] x[r,ch]
  *
- * A team of threads, a power of two within a warp, has a row, and each of its threads vectors of 16 bytes of it. Sums are
- * float32 in a fixed order; those over rows are finished in double (layer.cuh). */
+ * A team of threads, a power of two within a warp, processes a row, and each of its threads has vectors of 16 bytes of
+ * the row. Sums are float32 in a fixed order; those over rows are finished in double (layer.cuh). */
 #include "device/cuda/narrow_conv.h"
 
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
-enum { MOST_OUTPUTS = 8, MOST_CHANNELS = 1024, ROWS = 4 /* that a thread loads at once */ };
+enum { MOST_OUTPUTS = 8, MOST_CHANNELS = 1024, ROWS = 4 /* a thread loads this many at once */ };
 
 typedef struct dsc_cuda_narrow_call {
     int64_t rows, c;
@@ -22,7 +22,7 @@ typedef struct dsc_cuda_narrow_call {
     void *y, *dx;
 } dsc_cuda_narrow_call;
 
-/* The weights as [K][c] of float32, with zeros for outputs that do not exist. All threads call. */
+/* Loads the weights as float32 [K][c], with zeros for outputs that do not exist. All threads call it. */
 template <typename T, int K>
 __device__ __forceinline__ void share_weights(const dsc_cuda_narrow_call &a, float *weights) {
     const T *w = (const T *)a.w;
@@ -31,10 +31,10 @@ __device__ __forceinline__ void share_weights(const dsc_cuda_narrow_call &a, flo
     __syncthreads();
 }
 
-/* The rows of a team are `step` apart, and the first of the block's teams is at `base` in every round. */
+/* The rows of a team are `step` apart, and the block's first team begins at `base`. */
 typedef struct dsc_cuda_narrow_rows {
     int64_t base, step;
-    int team, lane; /* number of the team in the block, and of the thread in the team */
+    int team, lane; /* the number of the team in the block, and of the thread in the team */
 } dsc_cuda_narrow_rows;
 
 __device__ __forceinline__ dsc_cuda_narrow_rows narrow_rows(int team) {
@@ -135,14 +135,14 @@ static __global__ void __launch_bounds__(DSC_FLAT_THREADS) narrow_data(const dsc
 
 template <typename T> struct narrow_weight_call {
     dsc_columns at;
-    int k, first, add; /* outputs, and the first of those that are looked at */
+    int k, first, add; /* k: the number of outputs; first: the first output of this launch */
     const T *x, *dy;
     float *dw;
     double *partials;
     unsigned *tickets;
 };
 
-/* Of outputs first ... first + Q - 1. */
+/* The gradients of outputs first ... first + Q - 1. */
 template <typename T, int N, int Q>
 static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 2) narrow_weight(const narrow_weight_call<T> a) {
     dsc_column_place p = dsc_column_place_of<N>(a.at);
@@ -185,7 +185,8 @@ static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 2) narrow_weight(co
 
 /* ---- launches ---- */
 
-/* Threads for a row: as many as it has vectors of n numbers, rounded up, but within a warp. */
+/* Returns the threads for a row: as many as it has vectors of n numbers, rounded up to a power of two, at most a
+ * warp. */
 static int team_of(int64_t c, int n) {
     int team = 1;
     while (team < 32 && team * n < c)
@@ -249,9 +250,9 @@ static cudaError_t run_weight(const dsc_cuda_launch *at, int64_t rows, int64_t c
     return cudaGetLastError();
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
-/* There is no double. */
+/* DSC_BY_TYPE without double. */
 #define BY_TYPE(dtype, function, ...)                                                                        \
     ((dtype) == DSC_F32    ? function<float>(__VA_ARGS__)                                                    \
      : (dtype) == DSC_BF16 ? function<__nv_bfloat16>(__VA_ARGS__)                                            \
@@ -266,7 +267,7 @@ int dsc_cuda_is_narrow_conv(const dsc_conv_desc *desc) {
            s->in_c <= MOST_CHANNELS && s->in_c * (int64_t)dsc_dtype_size(desc->dtype) % 16 == 0;
 }
 
-/* Of x[..., c] and y[..., k]. */
+/* Describes a call for x[..., c] and y[..., k]. */
 static dsc_cuda_narrow_call narrow_call(const dsc_tensor *x, const dsc_tensor *y) {
     dsc_cuda_narrow_call call = {};
     call.c = x->dim[3];

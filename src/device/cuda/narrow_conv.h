@@ -1,5 +1,5 @@
-/* Own kernels for convolutions of 1x1 taps, stride 1, with at most 8 output channels, such as the last one of a U-Net.
- * Arguments as in conv.c; no workspace is needed. */
+/* Our own kernels for 1x1 convolutions with stride 1 and at most 8 output channels, such as the last one of a U-Net.
+ * The arguments are those of conv.c; no workspace is needed. */
 #ifndef DSC_DEVICE_CUDA_NARROW_CONV_H
 #define DSC_DEVICE_CUDA_NARROW_CONV_H
 
@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* 1 when there are kernels for all passes. */
+/* Returns 1 if these kernels support the convolution, in all passes. */
 int dsc_cuda_is_narrow_conv(const dsc_conv_desc *desc);
 dsc_status dsc_cuda_narrow_conv_forward(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w,
                                         const dsc_tensor *bias, dsc_tensor *y) DSC_MUST_CHECK;

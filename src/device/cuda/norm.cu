@@ -1,13 +1,12 @@
 /* Batch norm: two launches for each pass, one that sums and one that writes.
  *
- * A block that sums leaves its sums in scratch memory; every block that writes adds up those of its own
- * channels, always in the same order, while its first rows are being loaded. No block waits for another, and
- * blocks are few (one a multiprocessor) with many loads in flight each: layers of a few MB are a matter of
- * latency.
+ * The blocks that sum write their sums to scratch memory. Every block that writes adds up the sums of its own channels,
+ * always in the same order, while its first rows are being loaded. No block waits for another. There are few blocks
+ * (one per multiprocessor), each with many loads in flight, since layers of a few MB are limited by latency.
  *
- * Statistics: of each channel, k is a typical value (of three rows, the one in the middle), and with
- * s = sum (x - k), q = sum (x - k)^2 over m rows: mean = k + s / m, var = (q - s^2 / m) / m. Nothing cancels
- * however large the mean is: k is one of the values, and not an outlier. */
+ * Statistics: for each channel, k is a typical value (the median of three rows). With s = sum (x - k) and
+ * q = sum (x - k)^2 over m rows, mean = k + s / m and var = (q - s^2 / m) / m. There is no cancellation however large
+ * the mean is, since k is one of the values and not an outlier. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -19,7 +18,7 @@ typedef struct dsc_cuda_norm_forward_call {
     const void *x, *residual, *gamma, *shift;
     void *running_mean, *running_var;
     void *mean, *invstd; /* in training */
-    void *applied;       /* the same; may be NULL */
+    void *applied;       /* in training; may be NULL */
     void *y;
 } dsc_cuda_norm_forward_call;
 
@@ -32,28 +31,28 @@ typedef struct dsc_cuda_norm_backward_call {
     void *dx, *dresidual, *dgamma, *dshift;
 } dsc_cuda_norm_backward_call;
 
-/* One block a multiprocessor: 128 registers a thread. */
+/* One block per multiprocessor, with 128 registers per thread. */
 enum { THREADS = DSC_COLUMN_THREADS, WARPS = THREADS / 32 };
 
-/* Rows that a thread loads at once: as many as registers allow. */
+/* The number of rows that a thread loads at once: as many as registers allow. */
 enum { MOMENTS_ROWS = 8, APPLY_ROWS = 8, SUMS_ROWS = 4, GRAD_ROWS = 4 };
 
-/* Tensors up to SMALL_BYTES, in cache, are cut into groups of channels of NARROW_BYTES a row: all
- * multiprocessors have work, and a channel few sums. */
+/* Tensors of up to SMALL_BYTES, which are in the cache, are cut into groups of channels of NARROW_BYTES per row: then
+ * all multiprocessors have work, and each channel has few partial sums. */
 enum { SMALL_BYTES = 16 << 20, NARROW_BYTES = 64 };
 
-/* Blocks' sums of a channel that a thread loads at once. */
+/* The number of blocks whose sums of a channel a thread loads at once. */
 enum { PAIRS = 8 };
 
-/* Rows that a thread looks at. */
+/* Returns the number of rows that a thread processes. */
 __device__ __forceinline__ int rows_of(const dsc_column_place &p) {
     return p.first < p.end ? (int)((p.end - p.first + p.step - 1) >> (__ffs(p.step) - 1)) : 0;
 }
 
 /* ---- sums of blocks ---- */
 
-/* Adds up the M values of lanes that look at the same channels. At each step a lane hands half of its values
- * to the other one, so that few are moved; it is left with totals number `first` and up. */
+/* Adds up the M values of the lanes that process the same channels. At each step two lanes exchange halves of their
+ * values, so that few are moved; at the end a lane has the totals from number `first` on. */
 template <int M, int APART, typename A>
 __device__ __forceinline__ void sum_lanes(int lanes, int first, A *v, A *to) {
     if (APART < lanes) {
@@ -74,8 +73,8 @@ __device__ __forceinline__ void sum_lanes(int lanes, int first, A *v, A *to) {
     }
 }
 
-/* The block's two sums of each channel, to partials[channel][chunk][2]. mine: two of each channel of the
- * thread. All threads call. */
+/* Writes the block's two sums of each channel to partials[channel][chunk][2]. mine: the thread's two sums of each of
+ * its channels. All threads call it. */
 template <int N, typename A>
 __device__ __forceinline__ void write_partials(const dsc_columns &c, A (&mine)[2 * N], A *partials) {
     __shared__ A warps[WARPS][2 * N * DSC_COLUMN_LANES];
@@ -92,11 +91,11 @@ __device__ __forceinline__ void write_partials(const dsc_columns &c, A (&mine)[2
     partials[(channel * c.chunks + blockIdx.y) * 2 + t % 2] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* A thread's part in adding up what blocks have left: `share` neighbours, a power of two, have a channel. */
+/* A thread's part in adding up the sums of the blocks: `share` neighbouring threads, a power of two, have a channel. */
 template <typename A> struct merge_part {
     int64_t channel;
-    int index, own, share; /* index: of the channel in the block */
-    int finishes, writes;  /* has the total; and is the one to write it */
+    int index, own, share; /* index: the channel's number in the block */
+    int finishes, writes;  /* finishes: it gets the total; writes: it also writes the channel's results */
     const A *from;         /* NULL: beyond the block's channels */
     dsc_vector<A, 2> pair[PAIRS];
 };
@@ -112,7 +111,7 @@ __device__ __forceinline__ void load_pairs(const dsc_columns &c, merge_part<A> &
     }
 }
 
-/* First half: starts the loads. partials may be NULL: then there is nothing to add up. */
+/* Starts the loads. partials may be NULL: then there is nothing to add up. */
 template <int N, typename A>
 __device__ __forceinline__ merge_part<A> merge_begin(const dsc_columns &c, const A *partials) {
     merge_part<A> m;
@@ -128,7 +127,7 @@ __device__ __forceinline__ merge_part<A> merge_begin(const dsc_columns &c, const
     return m;
 }
 
-/* Second half: totals, in threads that finish a channel. All threads call. */
+/* Adds up, and gives the totals to the threads that finish a channel. All threads call it. */
 template <typename A>
 __device__ __forceinline__ void merge_end(const dsc_columns &c, merge_part<A> &m, double (&sum)[2]) {
     double s = 0, q = 0;
@@ -143,7 +142,7 @@ __device__ __forceinline__ void merge_end(const dsc_columns &c, merge_part<A> &m
             break;
         load_pairs(c, m, chunk);
     }
-    int apart = m.share / 2, upper = (m.own & apart) != 0; /* one half goes on with s, the other with q */
+    int apart = m.share / 2, upper = (m.own & apart) != 0; /* one half of them adds s, the other q */
     double total = (upper ? q : s) + __shfl_xor_sync(0xFFFFFFFFu, upper ? s : q, apart);
     for (int near = apart / 2; near > 0; near /= 2)
         total += __shfl_xor_sync(0xFFFFFFFFu, total, near);
@@ -166,7 +165,7 @@ template <typename T> struct forward_call {
     A *partials; /* NULL: running statistics are used */
 };
 
-/* Channels of the first, a middle and the last row. */
+/* The channels of a thread in the first, the middle and the last row. */
 template <typename T, int N> struct three_rows { dsc_vector<T, N> at[3]; };
 
 template <typename T, int N>
@@ -175,7 +174,7 @@ __device__ __forceinline__ three_rows<T, N> load_three(const T *x, const dsc_col
              dsc_load<T, N>(x + (c.rows - 1) * c.stride)}};
 }
 
-/* The value in the middle. */
+/* Returns the median of channel i. */
 template <typename T, int N>
 __device__ __forceinline__ dsc_number<T> typical(const three_rows<T, N> &rows, int i) {
     dsc_number<T> a = rows.at[0].get(i), b = rows.at[1].get(i), c = rows.at[2].get(i);
@@ -219,7 +218,7 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_moments(const forward_
     write_partials<N>(a.at, mine, a.partials);
 }
 
-/* y = (x - mean) scale + shift. The mean is rounded to A; what that loses goes into the shift. */
+/* y = (x - mean) scale + shift. The mean is rounded to A; the rounding error goes into the shift. */
 template <typename A> struct apply_coefficients { A mean, scale, shift; };
 
 template <typename A> __device__ __forceinline__ A apply(A x, A mean, A scale, A shift) {
@@ -232,7 +231,8 @@ __device__ __forceinline__ apply_coefficients<A> coefficients_of(double mean, do
     return {rounded, (A)scale, (A)(shift + ((double)rounded - mean) * scale)};
 }
 
-/* 1 / sqrt(x). What follows rounds to float: the last digit of a double does not matter there. */
+/* Returns 1 / sqrt(x). With float, the result is rounded to float later, so the last digit of the double does not
+ * matter. */
 __device__ __forceinline__ double inverse_root(double x, float) {
     return rsqrt(x);
 }
@@ -241,7 +241,7 @@ __device__ __forceinline__ double inverse_root(double x, double) {
     return 1 / sqrt(x);
 }
 
-/* Parameters of a channel that a thread finishes. */
+/* The parameters of a channel that a thread finishes. */
 template <typename T> struct channel_params {
     three_rows<T, 1> three;
     dsc_number<T> gamma, shift, running_mean, running_var;
@@ -263,7 +263,7 @@ __device__ __forceinline__ void load_params(const forward_call<T> &a, const merg
     }
 }
 
-/* From the sums about the typical value. */
+/* Computes the statistics from the sums about the typical value. */
 template <typename T>
 __device__ __forceinline__ apply_coefficients<dsc_number<T>>
 finish_moments(const forward_call<T> &a, const merge_part<dsc_number<T>> &m, const channel_params<T> &c,
@@ -363,10 +363,10 @@ template <typename T> struct grad_call {
     A *partials;
 };
 
-/* What is read of a row. */
+/* The elements of a row that are read. */
 template <typename T, int N> struct grad_row { dsc_vector<T, N> x, dy, y; };
 
-/* COMPUTED: the mask is computed from x (dsc_norm_grads.applied). */
+/* With COMPUTED the mask is computed from x (dsc_norm_grads.applied), and y is not read. */
 template <bool COMPUTED, typename T, int N>
 __device__ __forceinline__ void load_row(const grad_call<T> &a, int64_t at, grad_row<T, N> &row) {
     row.x = dsc_load<T, N>(a.x + at);
@@ -375,7 +375,7 @@ __device__ __forceinline__ void load_row(const grad_call<T> &a, int64_t at, grad
         row.y = dsc_load<T, N>(a.y + at);
 }
 
-/* Where y is 0 although a positive number was rounded to it, as fp16 does, that number must count as 0, too. */
+/* If fp16 rounds a small positive number to y = 0, that number must count as 0 here, too. */
 template <typename T> __device__ __forceinline__ dsc_number<T> before_rounding(dsc_number<T> h) {
     return h;
 }
@@ -384,7 +384,7 @@ template <> __device__ __forceinline__ float before_rounding<__half>(float h) {
     return h <= 0x1p-25f ? 0 : h;
 }
 
-/* What the masks of a thread's channels are computed with. */
+/* The coefficients with which the masks of a thread's channels are computed. */
 template <typename T, int N> struct grad_mask { dsc_number<T> mean[N], scale[N], shift[N]; };
 
 template <bool COMPUTED, typename T, int N>
@@ -400,7 +400,7 @@ __device__ __forceinline__ void load_mask(const grad_call<T> &a, const dsc_colum
     }
 }
 
-/* dh of channel i. */
+/* Returns dh of channel i. */
 template <bool COMPUTED, typename T, int N>
 __device__ __forceinline__ dsc_number<T> grad_of(const grad_call<T> &a, const grad_mask<T, N> &mask,
                                                  const grad_row<T, N> &row, int i) {
@@ -411,7 +411,7 @@ __device__ __forceinline__ dsc_number<T> grad_of(const grad_call<T> &a, const gr
     return a.y ? dsc_relu_mask(row.y.get(i), row.dy.get(i)) : row.dy.get(i);
 }
 
-/* Sums of dh and of dh (x - mean). */
+/* Sums dh and dh (x - mean). */
 template <typename T, int N, bool COMPUTED>
 static __global__ void __launch_bounds__(THREADS, 1) norm_sums(const grad_call<T> a) {
     typedef dsc_number<T> A;
@@ -449,10 +449,10 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_sums(const grad_call<T
     write_partials<N>(a.at, mine, a.partials);
 }
 
-/* dx = scale (dh - mean_g - (x - mean) slope), of the channel that a thread finishes. */
+/* dx = scale (dh - mean_g - (x - mean) slope): the coefficients of a channel that a thread finishes. */
 template <typename A> struct grad_coefficients { A mean, scale, mean_g, slope; };
 
-/* Of such a channel: parameters, and what is added to. */
+/* The parameters of such a channel, and the gradients to which is added. */
 template <typename A> struct grad_params { A gamma, mean, invstd, dgamma, dshift; };
 
 template <typename T>
@@ -484,7 +484,7 @@ finish_sums(const grad_call<T> &a, const merge_part<dsc_number<T>> &m, const gra
             (A)(sum_gx * inverse * a.inverse_rows)};
 }
 
-/* Stores `value`, added to what is there where asked for. */
+/* Stores `value`, or adds it if `add` is set. */
 template <typename T, int N> __device__ __forceinline__ void put(int add, dsc_number<T> (&value)[N], T *to) {
     dsc_vector<T, N> old = {};
     if (add)
@@ -549,7 +549,7 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_grad(const grad_call<T
 
 /* ---- launches ---- */
 
-/* Where a slice of channels starts; NULL stays NULL. */
+/* Returns where a slice of channels starts; NULL stays NULL. */
 template <typename P> static P *from(void *start, int64_t channel) {
     return start ? (P *)start + channel : 0;
 }
@@ -558,7 +558,8 @@ template <typename P> static const P *from(const void *start, int64_t channel) {
     return start ? (const P *)start + channel : 0;
 }
 
-/* The same blocks sum and write: one a multiprocessor, but one for each group of channels at least. */
+/* Returns the blocks for both launches of a pass: one per multiprocessor, but at least one for each group of
+ * channels. */
 template <typename T, int N>
 static dsc_columns blocks_of(const dsc_cuda_launch *at, int64_t rows, int64_t stride, int64_t width) {
     int lanes = DSC_COLUMN_LANES;

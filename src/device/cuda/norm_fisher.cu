@@ -1,15 +1,15 @@
-/* Fisher matrices of a norm's scale and shift, and the solutions with them. */
+/* The Fisher matrices of a norm's scale and shift, and the solution of linear systems with them. */
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/entries.h"
 
-/* A block looks at FISHER_CHANNELS channels of one sample; its rows of threads take turns with the positions. */
+/* A block processes FISHER_CHANNELS channels of one sample; its rows of threads take turns with the positions. */
 enum { FISHER_CHANNELS = 32, FISHER_ROWS = 8, SOLVES = 60 };
 
 typedef struct dsc_cuda_fisher_call {
     int64_t n, positions, c;
     const void *x, *y, *dy, *mean, *invstd;
     void *out;
-    dsc_norm_places places; /* of mean and invstd */
+    dsc_norm_places places; /* where mean and invstd are */
 } dsc_cuda_fisher_call;
 
 typedef struct dsc_cuda_norm_solve_item {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(FISHER_CHANNELS *FISHER_ROWS) fisher_kernel(ds
 
 template <typename T>
 static cudaError_t run_fisher(const dsc_cuda_launch *at, const dsc_cuda_fisher_call *call) {
-    const int64_t most = 65535; /* of a grid's second dimension */
+    const int64_t most = 65535; /* the limit of a grid's second dimension */
     for (int64_t first = 0; first < call->n; first += most) {
         typedef dsc_number<T> A;
         dsc_cuda_fisher_call part = *call;

@@ -1,9 +1,9 @@
-/* Every operation of the table, with the device's GPU as the thread's current one while it runs (current.h).
- * The wrappers come from the list in device/ops.h, so that no operation can be forgotten. */
+/* Wraps every operation of the table so that the device's GPU is the thread's current one while it runs (current.h).
+ * The wrappers are generated from the list in device/ops.h, so that no operation can be forgotten. */
 #include "device/cuda/current.h"
 #include "device/cuda/entries.h"
 
-/* Where an operation runs: its first argument is a queue or a device. */
+/* Returns the device on which an operation runs; its first argument is a queue or a device. */
 static const dsc_device *device_of(const dsc_queue *q) {
     return dsc_queue_device(q);
 }
@@ -17,7 +17,7 @@ static dsc_status enter(const dsc_device *device, dsc_cuda_current *current) {
     return DSC_OK;
 }
 
-/* Local to this file, because its names do not start with dsc_. */
+/* Local to this file, because the names do not start with dsc_. */
 namespace {
 
 template <auto operation> struct on_gpu;
@@ -38,7 +38,7 @@ struct on_gpu<operation> {
         return status;
     }
 
-    /* The size of a workspace: the operation that needs it fails. */
+    /* The size of a workspace is 0 in this case: the operation that needs the workspace then fails. */
     static size_t refuse(dsc_status, size_t *) {
         return 0;
     }

@@ -1,5 +1,5 @@
-/* The optimisers' updates: a loop over each formula of device/formulas.inc. Coefficients are read on the
- * device. */
+/* The updates of the optimisers: for each formula of device/formulas.inc, a loop over the elements. Coefficients are
+ * read on the device. */
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/entries.h"
 
@@ -38,8 +38,8 @@ DSC_UPDATE_RULES(RULE)
 
 /* ---- the loop ----
  *
- * z may be x, and g a direction's output: an element is read everywhere before it is written. A rule without
- * state reads neither z nor m nor v. */
+ * z may be x, and the output of a direction may be g: all inputs of an element are read before it is written. A rule
+ * without state reads neither z nor m nor v. */
 
 template <typename T, class Rule> struct update_body {
     const double *hyper, *norms;

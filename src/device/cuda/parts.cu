@@ -1,17 +1,17 @@
-/* Parts of maps and upsampling by 2. Gradients are gathered: every element of dx adds up the outputs that it counts
- * in, in their order. */
+/* Parts of feature maps, and upsampling by 2. Gradients are gathered: every element of dx adds up the gradients of the
+ * outputs to which it contributed, in their order. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
 /* ---- parts ---- */
 
-/* The part, the whole, and where the part begins in it. */
+/* The sizes of the part and of the whole, and where the part begins in the whole. */
 typedef struct dsc_cuda_part_shape {
     int64_t h, w, c, whole_h, whole_w, whole_c;
     dsc_part_desc at;
 } dsc_cuda_part_shape;
 
-/* Element i of the part, in the whole. */
+/* Returns the index in the whole of element i of the part. */
 __device__ __forceinline__ int64_t in_whole(const dsc_cuda_part_shape &s, int64_t i) {
     int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.w), row = dsc_peel(n, s.h);
     return ((n * s.whole_h + s.at.top + row) * s.whole_w + s.at.left + column) * s.whole_c + s.at.first + c;
@@ -74,7 +74,7 @@ dsc_status dsc_cuda_paste(dsc_queue *q, const dsc_part_desc *desc, const dsc_ten
 
 /* ---- upsampling ---- */
 
-/* The smaller of the two maps. */
+/* The shape of the smaller of the two maps. */
 typedef struct dsc_cuda_upsample_shape {
     int64_t h, w, c;
 } dsc_cuda_upsample_shape;
@@ -112,8 +112,8 @@ template <typename T> struct bilinear_forward {
     }
 };
 
-/* An input counts in outputs 2 r and 2 r + 1 of its column and row, and with bilinear upsampling also in the outputs
- * before and after these; where they would lie beyond the border, in the border once more. */
+/* An input contributes to outputs 2 r and 2 r + 1 along each axis, and with bilinear upsampling also to the outputs
+ * before and after these; if one of those lies beyond the border, it contributes to the border once more. */
 template <typename T> struct upsample_backward {
     dsc_cuda_upsample_shape s;
     int bilinear, add;

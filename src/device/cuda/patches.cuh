@@ -1,5 +1,5 @@
-/* Where the elements of patches come from (dsc_gram_patches): row by row an output position, column by column a tap and a
- * channel. */
+/* Where the elements of the matrix P of patches come from (dsc_gram_patches): a row of P is an output position, a
+ * column is a tap and a channel. */
 #ifndef DSC_DEVICE_CUDA_PATCHES_CUH
 #define DSC_DEVICE_CUDA_PATCHES_CUH
 
@@ -9,10 +9,10 @@
 
 namespace {
 
-/* A column of P, or some of them: the shift of its tap, and its place relative to the pixel of tap (0, 0) of
- * a patch without padding. */
+/* A column of P, or the first of several: the shift of its tap, and its offset from the pixel of tap (0, 0) of a patch
+ * without padding. */
 struct column {
-    int kind; /* 0: past the last one, 1: of x, 2: ones */
+    int kind; /* 0: past the last column, 1: from x, 2: the column of ones */
     int y, x;
     int64_t offset;
 };
@@ -34,7 +34,7 @@ __device__ column find_column(const dsc_gram_patches &p, int64_t at) {
     return k;
 }
 
-/* Where the rows of x are those of P. */
+/* The same if the rows of P are those of x. */
 __device__ column find_straight_column(const dsc_gram_patches &p, int64_t at) {
     return {at < p.width ? 1 : at < p.n ? 2 : 0, 0, 0, p.first + at};
 }
@@ -48,7 +48,7 @@ __device__ place find_place(const dsc_gram_patches &p, int64_t row) {
     return at;
 }
 
-/* The position `step` rows on, step taken apart as a position is. */
+/* Moves `at` forward by `step`, a number of rows written as a position. */
 __device__ void advance(const dsc_gram_patches &p, const place &step, place *at) {
     at->x += step.x;
     at->y += step.y;

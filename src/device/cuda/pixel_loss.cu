@@ -1,10 +1,11 @@
-/* Losses of single numbers, in double; formulas in ops.h. */
+/* Losses that compare single numbers (binary cross-entropy, soft Dice, squared errors), in double; see ops.h for the
+ * formulas. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
 typedef struct dsc_cuda_pixel_call {
-    int64_t count, rows;   /* numbers; rows of them, for squared errors */
-    const int32_t *labels; /* or targets */
+    int64_t count, rows;   /* how many numbers; in how many rows, for squared errors */
+    const int32_t *labels; /* either labels or targets are used */
     const float *targets;
     double grad_scale;
     const double *loss_scale; /* may be NULL */
@@ -17,7 +18,8 @@ typedef struct dsc_cuda_pixel_call {
 
 enum { WARPS = DSC_COLUMN_WARPS, SUMS = 4 };
 
-/* The grid is (1, blocks). Thread t below SUMS of the last block gets the total of every thread's mine[t], and 1. */
+/* Adds up the numbers of all threads; the grid is (1, blocks). In threads t below SUMS of the last block, returns 1 and
+ * sets total to the sum over mine[t]; returns 0 in all others. */
 __device__ __forceinline__ int add_up(double (&mine)[SUMS], double *partials, unsigned *tickets,
                                       double &total) {
     __shared__ double warps[WARPS][SUMS];
@@ -73,7 +75,7 @@ static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 2)
 
 /* ---- soft Dice ---- */
 
-/* totals[4]: sum p t, sum p + sum t, correct, rows. */
+/* Computes totals[4]: sum p t, sum p + sum t, correct, rows. */
 template <typename T>
 static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 2)
     dice_sums(const dsc_cuda_pixel_call a, const T *logits, double *totals, double *partials,

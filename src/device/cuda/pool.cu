@@ -1,6 +1,6 @@
-/* Pooling in windows and globally. Gradients are gathered: every element of dx looks for the outputs whose
- * window it was in, in their order. Where windows of 2x2 cover every element once, as in U-Nets, an output writes the
- * elements of its window instead, so that its gradient is read once. */
+/* Pooling in windows and globally. Gradients are gathered: every element of dx visits the outputs in whose window it
+ * was, in their order. If windows of 2x2 cover every element exactly once, as in U-Nets, every output writes the
+ * elements of its window instead, so that its gradient is read only once. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -11,7 +11,7 @@ typedef struct dsc_cuda_pool_shape {
 
 /* ---- windows ---- */
 
-/* Places [low, high) of the window at output o that lie inside of the input. */
+/* Finds the places [low, high) in the window of output o that lie inside the input. */
 __device__ __forceinline__ void inside(int64_t o, int64_t kernel, int64_t stride, int64_t pad, int64_t size,
                                        int64_t &low, int64_t &high) {
     int64_t start = o * stride - pad;
@@ -19,8 +19,8 @@ __device__ __forceinline__ void inside(int64_t o, int64_t kernel, int64_t stride
     high = size - start < kernel ? size - start : kernel;
 }
 
-/* Corner of output i's window, which may lie outside of the input x, and its rows and columns that lie
- * inside. */
+/* Returns the corner of output i's window, which may lie outside the input x, and finds the window's rows [r0, r1) and
+ * columns [s0, s1) that lie inside. */
 template <typename T>
 __device__ __forceinline__ const T *window_at(const dsc_cuda_pool_shape &s, const T *x, int64_t i,
                                               int64_t &r0, int64_t &r1, int64_t &s0, int64_t &s1) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ const T *window_at(const dsc_cuda_pool_shape &s, cons
     return x + (top * s.w + column * s.window.stride_w - s.window.pad_w) * s.c + c;
 }
 
-/* Outputs [low, high) whose window covers input i. */
+/* Finds the outputs [low, high) whose windows cover input i. */
 __device__ __forceinline__ void covering(int64_t i, int64_t kernel, int64_t stride, int64_t pad,
                                          int64_t outputs, int64_t &low, int64_t &high) {
     int64_t last = i + pad, before = last - kernel;
@@ -112,7 +112,7 @@ template <typename T> struct pool_mean {
     }
 };
 
-/* bytes: the index, if there is one, is of bytes. */
+/* bytes: 1: the index, if there is one, consists of bytes. */
 template <typename T>
 static cudaError_t run_pool_forward(const dsc_cuda_launch *at, const dsc_cuda_pool_shape *s, const void *x,
                                     int bytes, void *index, void *y) {
@@ -126,7 +126,7 @@ static cudaError_t run_pool_forward(const dsc_cuda_launch *at, const dsc_cuda_po
     return dsc_flat_run<T>(at, count, wide, pool_max<T, int32_t>{*s, (const T *)x, (int32_t *)index, (T *)y});
 }
 
-/* index: NULL for an average. */
+/* index: NULL for average pooling. */
 template <typename T, typename I> struct pool_grad {
     dsc_cuda_pool_shape s;
     const I *index;
@@ -165,7 +165,7 @@ template <typename T, typename I> struct pool_grad {
     }
 };
 
-/* Windows of 2x2, without padding, that cover every element of dx once: i counts outputs. */
+/* For windows of 2x2 without padding that cover every element of dx once. Here i is the index of an output. */
 template <typename T, typename I> struct pool_grad_2x2 {
     dsc_cuda_pool_shape s;
     const I *index;
@@ -174,7 +174,7 @@ template <typename T, typename I> struct pool_grad_2x2 {
     T *dx;
 
     template <int N> __device__ __forceinline__ void at(int64_t i) const {
-        int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.ow); /* n: rows of all outputs */
+        int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.ow); /* n: the row, over all images */
         T *corner = dx + (2 * n * s.w + 2 * column) * s.c + c;
         dsc_vector<T, N> grad = dsc_load<T, N>(dy + i), out[4] = {};
         dsc_vector<I, N> place = {};
@@ -221,7 +221,7 @@ static cudaError_t run_pool_backward(const dsc_cuda_launch *at, const dsc_cuda_p
 
 enum { MEAN_ROWS = 4 }; /* pixels that a thread loads at once */
 
-/* blockIdx.x counts groups of channels, blockIdx.y images. */
+/* blockIdx.x is the group of channels, blockIdx.y the first image. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 2)
     global_mean(const dsc_columns c, int64_t n, const T *x, T *y) {

@@ -1,9 +1,9 @@
-/* Products by cuBLAS: float32 and float64 in full precision, halves on tensor cores with sums in float32, TF32 where it
- * is asked for. Small ones of float32 take the kernel of many products (grouped.c): one launch, where cuBLAS splits the
- * terms and needs two.
+/* Products by cuBLAS: float32 and float64 in full precision, halves on tensor cores with sums in float32, and TF32 on
+ * request. Small products of float32 use the kernel for many products (grouped.c), which is one launch; cuBLAS splits
+ * the terms and needs two.
  *
- * cuBLAS is column-major: it is asked for C' = op(B)' op(A)', where a row-major matrix is its own
- * transpose. */
+ * cuBLAS is column-major. There our row-major matrices appear transposed, so the code asks for
+ * C' = op(B)' op(A)'. */
 #include "device/cuda/entries.h"
 #include "device/cuda/halves.h"
 
@@ -50,7 +50,7 @@ static int is_small(const dsc_queue *q, int trans_a, const dsc_tensor *a, const 
     return c->dtype == DSC_F32 && a->dtype == DSC_F32 && !dsc_cuda_of(q->device)->strict && work <= SMALL;
 }
 
-/* The queue's handle is pedantic, which would keep halves from the tensor cores. */
+/* Allows tensor cores: the queue's handle is in pedantic mode, which would keep halves from them. */
 static dsc_status use_tensor_cores(cublasHandle_t blas) {
     DSC_BLAS_TRY(cublasSetMathMode(
         blas, (cublasMath_t)(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
@@ -76,9 +76,9 @@ dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, c
     return DSC_OK;
 }
 
-/* ---- products that do more ----
+/* ---- products with an epilogue ----
  *
- * y[m,n] = x[m,k] op(w) for halves, and what cuBLASLt can do to a tile of y before it is written. */
+ * y[m,n] = x[m,k] op(w) for halves, with the operations that cuBLASLt can apply to a tile of y before it is written. */
 
 typedef struct fused_product {
     const dsc_tensor *x, *w;
@@ -86,11 +86,11 @@ typedef struct fused_product {
     cublasLtEpilogue_t epilogue;
     const void *bias;       /* [n] */
     const dsc_tensor *term; /* added to y; NULL: none */
-    const void *inner;      /* [m,n]: the input of a GELU, which is written forward and read backward */
+    const void *inner;      /* [m,n]: the input of a GELU, written in forward and read in backward */
     dsc_tensor *y;
 } fused_product;
 
-/* cuBLASLt's descriptions of one product. */
+/* The descriptors of one product for cuBLASLt. */
 typedef struct product_plan {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t w, x, y;
@@ -109,14 +109,14 @@ static void set_preference(product_plan *plan, cublasLtMatmulPreferenceAttribute
         *status = cublasLtMatmulPreferenceSetAttribute(plan->preference, name, value, size);
 }
 
-/* A row-major matrix of halves, as cuBLAS sees it. */
+/* Describes a row-major matrix of halves as the column-major one that cuBLAS sees. */
 static void set_layout(const dsc_tensor *t, cublasLtMatrixLayout_t *out, cublasStatus_t *status) {
     if (*status == CUBLAS_STATUS_SUCCESS)
         *status =
             cublasLtMatrixLayoutCreate(out, type_of(t), (uint64_t)t->dim[1], (uint64_t)t->dim[0], t->dim[1]);
 }
 
-/* The largest power of two, up to 256, of which an address is a multiple. */
+/* Returns the largest power of two, up to 256, of which the address is a multiple. */
 static uint32_t alignment_of(const void *address) {
     uint32_t alignment = 256;
     while ((uintptr_t)address % alignment != 0)
@@ -124,7 +124,7 @@ static uint32_t alignment_of(const void *address) {
     return alignment;
 }
 
-/* Sums of parts of a product are float32's. */
+/* Describes a product to cuBLASLt. If it splits the terms, the partial sums are added in float32. */
 static cublasStatus_t plan_product(const fused_product *p, product_plan *plan) {
     const cublasOperation_t turned = operation(p->turned);
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -146,7 +146,7 @@ static cublasStatus_t plan_product(const fused_product *p, product_plan *plan) {
         status = cublasLtMatmulPreferenceCreate(&plan->preference);
     set_preference(plan, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room, &status);
     set_preference(plan, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions, &status);
-    /* cuBLASLt assumes 256 bytes unless it is told less. Its A and B are w and x; C is what is added, and D is y. */
+    /* By default cuBLASLt assumes an alignment of 256 bytes. Its A and B are w and x; C is the added term, D is y. */
     const void *added = p->term ? p->term->data : p->y->data;
     const uint32_t w = alignment_of(p->w->data), x = alignment_of(p->x->data), c = alignment_of(added),
                    y = alignment_of(p->y->data);
@@ -171,7 +171,7 @@ static void forget_plan(product_plan *plan) {
 }
 
 static cublasStatus_t run_plan(const dsc_cuda_queue *own, const fused_product *p, product_plan *plan) {
-    cublasLtHandle_t handle = (cublasLtHandle_t)own->blas; /* a handle of cuBLAS is one of cuBLASLt, too */
+    cublasLtHandle_t handle = (cublasLtHandle_t)own->blas; /* a cuBLAS handle is also one for cuBLASLt */
     const float alpha = 1, beta = p->term ? 1 : 0;
     const void *term = p->term ? p->term->data : p->y->data;
     cublasLtMatmulHeuristicResult_t found;
@@ -189,7 +189,7 @@ static cublasStatus_t run_plan(const dsc_cuda_queue *own, const fused_product *p
     return status;
 }
 
-/* DSC_E_UNSUPPORTED, without a message, for what cuBLASLt does not have. */
+/* Returns DSC_E_UNSUPPORTED, without a message, for products that cuBLASLt does not support. */
 static dsc_status run_product(dsc_queue *q, const fused_product *p) {
     uintptr_t places = (uintptr_t)p->bias | (uintptr_t)p->inner | (uintptr_t)p->x->data |
                        (uintptr_t)p->w->data | (uintptr_t)p->y->data |
@@ -248,7 +248,7 @@ dsc_status dsc_cuda_half_products(dsc_queue *q, const dsc_half_products *p) {
     const cudaDataType type = type_named(p->dtype);
     DSC_TRY(use_tensor_cores(blas));
     cublasStatus_t status =
-        p->count == 1 /* long sums of a single product can be split */
+        p->count == 1 /* cuBLAS can split the long sums of a single product */
             ? cublasGemmEx_64(blas, operation(p->trans_b), operation(p->trans_a), p->n, p->m, p->k, &p->alpha,
                               p->b, type, p->ldb, p->a, type, p->lda, &p->beta, p->c, CUDA_R_32F, p->ldc,
                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT)

@@ -1,4 +1,4 @@
-/* The refresh of eigenbases: as many items a call of the kernels as it takes and as scratch memory holds. */
+/* The refresh of eigenbases. A call of the kernels gets as many items as it takes and as scratch memory can serve. */
 #include "device/cuda/entries.h"
 #include "device/cuda/refresh_kernels.h"
 #include "device/cuda/state.h"
@@ -45,12 +45,12 @@ dsc_status dsc_cuda_rotation_batch(dsc_queue *q, const dsc_rotation_item *items,
 
 enum { LEAST_ROWS = 256, MOST_SUMS = DSC_CUDA_SCRATCH / sizeof(double) };
 
-/* Scratch numbers of an item in parts of this many rows. */
+/* Returns the scratch numbers of an item whose parts have r->rows rows. */
 static int64_t sums_of(const dsc_rayleigh *r) {
     return ((int64_t)r->n + r->rows - 1) / r->rows * r->k * 3;
 }
 
-/* Parts of 256 rows, or of more where their sums would not fit. */
+/* Describes an item in parts of 256 rows, or of more if their sums would not fit. */
 static dsc_rayleigh rayleigh_of(const dsc_rayleigh_item *item) {
     dsc_rayleigh r = {.a = item->a.data,
                       .q = item->q.data,

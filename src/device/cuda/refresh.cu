@@ -1,12 +1,12 @@
-/* The refresh of an eigenbasis: rotations and Rayleigh quotients of many bases at once (device/ops.h). Numbers
- * of one matrix are computed in double; what is read from and written to the GPU's memory takes the time. */
+/* The refresh of an eigenbasis: rotations and Rayleigh quotients of many bases at once (device/ops.h). All arithmetic
+ * is in double; the time goes into reading and writing the GPU's memory. */
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/refresh_kernels.h"
 #include "device/cuda/tiles.cuh"
 
 namespace {
 
-/* Kernels that look at columns: a block has LANES of them, a column LINES threads. */
+/* In kernels that process columns, a block has LANES columns, and each column LINES threads. */
 enum { THREADS = DSC_FLAT_THREADS, LANES = 32, LINES = THREADS / LANES };
 
 int64_t along(int64_t size, int64_t side) {
@@ -15,13 +15,13 @@ int64_t along(int64_t size, int64_t side) {
 
 /* ---- rotations ----
  *
- * The first kernel finds the place of every column among those of its basis by counting, and leaves the
- * eigenvalues and the order of the columns in scratch memory; the others make x and z by them. */
+ * The first kernel finds the rank of every column in its basis by counting, and writes the eigenvalues and the order of
+ * the columns to scratch memory; the others compute x and z from these. */
 
 typedef dsc_tiles<dsc_rotation, DSC_REFRESH_ITEMS> rotations;
 static_assert(sizeof(rotations) <= 4000, "a launch takes at most 4000 bytes");
 
-/* A block finds the places of LANES columns. */
+/* A block finds the ranks of LANES columns. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) order_kernel(const __grid_constant__ rotations all) {
     __shared__ int counts[LINES][LANES];
@@ -45,12 +45,12 @@ __global__ void __launch_bounds__(THREADS) order_kernel(const __grid_constant__ 
     r.order[place] = (int32_t)own;
 }
 
-/* What column `from` is pulled by; 0 for a whole basis. */
+/* Returns by how much column `from` is pulled; 0 for a complete basis. */
 __device__ __forceinline__ double pull_of(const dsc_rotation &r, int64_t from) {
     return r.k < r.n ? dsc_turn_pull(r.values[from], r.values[r.order[0]]) : 0;
 }
 
-/* A block makes a tile of x. Rows of B are read as they lie, those of its transpose over shared memory. */
+/* A block computes a tile of x. It reads rows of B directly, and those of its transpose through shared memory. */
 enum { TILE = 32, TILE_ROWS = THREADS / TILE };
 
 template <typename T>
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(THREADS) turn_kernel(const __grid_constant__ r
     }
 }
 
-/* A block makes MOVE_ROWS rows of MOVE_COLUMNS columns of z. */
+/* A block computes MOVE_ROWS rows of MOVE_COLUMNS columns of z. */
 enum { MOVE_COLUMNS = 64, MOVE_LINES = THREADS / MOVE_COLUMNS, MOVE_ROWS = 64 };
 
 template <typename T>
@@ -117,9 +117,9 @@ template <typename T> cudaError_t rotate(const dsc_cuda_launch *at, const dsc_ro
 
 /* ---- Rayleigh quotients ----
  *
- * A block takes one part of the rows of LANES columns. Its sums, of q'y and q'q first, then of the squares
- * that are left, go to scratch memory as [parts][k][2] and [parts][k]; whoever needs the whole adds them up in
- * the order of the parts. */
+ * A block processes one part of the rows of LANES columns. Its sums, first those of q'y and q'q, then those of the
+ * squared residuals, go to scratch memory as [parts][k][2] and [parts][k]; code that needs a total adds them up in the
+ * order of the parts. */
 
 typedef dsc_tiles<dsc_rayleigh, DSC_REFRESH_ITEMS> rayleighs;
 static_assert(sizeof(rayleighs) <= 4000, "a launch takes at most 4000 bytes");
@@ -132,7 +132,7 @@ __device__ __forceinline__ double *rest_of(const dsc_rayleigh &r) {
     return r.sums + parts_of(r) * r.k * 2;
 }
 
-/* The Rayleigh quotient of column j. */
+/* Returns the Rayleigh quotient of column j. */
 __device__ __forceinline__ double quotient(const dsc_rayleigh &r, int64_t j) {
     double qy = 0, qq = 0;
     for (int64_t part = 0; part < parts_of(r); part++) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ double quotient(const dsc_rayleigh &r, int64_t j) {
     return qq == 0 ? 0 : qy / qq;
 }
 
-/* The sum over the threads of a column, for the first of them. All call. */
+/* Returns the sum over the threads of a column to the first of them. All threads call it. */
 __device__ __forceinline__ double sum_lines(double (*shared)[LANES], double mine) {
     int line = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
     double sum = 0;
@@ -154,7 +154,7 @@ __device__ __forceinline__ double sum_lines(double (*shared)[LANES], double mine
     return sum;
 }
 
-/* SECOND: the squares that are left, else the products. */
+/* Sums the squared residuals if SECOND, else the products. */
 template <typename T, bool SECOND>
 __global__ void __launch_bounds__(THREADS) column_kernel(const __grid_constant__ rayleighs all) {
     __shared__ double shared[LINES][LANES];
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(THREADS) column_kernel(const __grid_constant__
     }
 }
 
-/* A block for each item. */
+/* Each item has one block. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) result_kernel(const __grid_constant__ rayleighs all) {
     int64_t block;

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-enum { DSC_REFRESH_ITEMS = 48 }; /* of one call */
+enum { DSC_REFRESH_ITEMS = 48 }; /* the most items of one call */
 
 /* ---- rotations ---- */
 
@@ -17,7 +17,7 @@ typedef struct dsc_rotation {
     const void *b, *q, *y;
     void *x, *z;
     double *values; /* [k], scratch: the eigenvalues */
-    int32_t *order; /* [k], scratch: order[j] is the column that becomes j */
+    int32_t *order; /* [k], scratch: column order[j] becomes column j */
     double delta;
     int32_t n, k;
 } dsc_rotation;
@@ -33,7 +33,7 @@ typedef struct dsc_rayleigh {
     double *result;
     double *sums; /* scratch: 3 k doubles for each part of the rows */
     double delta;
-    int32_t n, k, rows; /* rows: of a part */
+    int32_t n, k, rows; /* rows: the number in each part */
 } dsc_rayleigh;
 
 cudaError_t dsc_cuda_launch_rayleighs(const dsc_cuda_launch *at, int wide, const dsc_rayleigh *items,

@@ -1,10 +1,10 @@
-/* Triangles, and the pieces of a second-order step. */
+/* Triangular matrices, and the operations that make up a second-order step. */
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/entries.h"
 
 enum { DSC_CUDA_PIECES = 80, DSC_CUDA_WEIGHTS = 56, DSC_CUDA_TRIANGLES = 100 };
 
-/* a[n, n] from its lower triangle p; count: of all elements in the tiles that hold the lower triangle. */
+/* a[n, n] from its lower triangle p; count: the number of elements in the tiles that cover the lower triangle. */
 typedef struct dsc_cuda_unpack_item {
     const void *p;
     void *a;
@@ -18,7 +18,7 @@ typedef struct dsc_cuda_divide_item {
     int64_t count, width;
 } dsc_cuda_divide_item;
 
-/* The same shape; see dsc_weigh_item. NULL: not there. */
+/* x has the same shape; see dsc_weigh_item. Pointers that are not used are NULL. */
 typedef struct dsc_cuda_weigh_item {
     const void *rows, *columns, *other_row, *other_column, *from;
     void *x;
@@ -26,25 +26,25 @@ typedef struct dsc_cuda_weigh_item {
 } dsc_cuda_weigh_item;
 
 typedef struct dsc_cuda_moment_item {
-    const double *scale; /* NULL: s is only read */
+    const double *scale; /* NULL: s is read, but not updated */
     void *s, *x;
     int64_t count;
 } dsc_cuda_moment_item;
 
-/* d[count / width, width] = [w, b]; b is NULL where d has no such column. */
+/* d[count / width, width] = [w, b]; b is NULL if d has no column for the bias. */
 typedef struct dsc_cuda_join_item {
     void *w, *b, *d;
     int64_t count, width;
 } dsc_cuda_join_item;
 
-/* The same with w anywhere: see dsc_join_item. */
+/* The same with strides for w: see dsc_join_item. */
 typedef struct dsc_cuda_place_item {
     void *w, *b, *d;
     int64_t count;
     int32_t width, channels, row_stride, position_stride, channel_stride;
 } dsc_cuda_place_item;
 
-/* part[m,n] and whole[..., width]: part[i,j] = whole[rows[i], columns[j]], or back. */
+/* part[m,n] of whole[..., width]: part[i,j] = whole[rows[i], columns[j]], or the other way round. */
 typedef struct dsc_cuda_part {
     int64_t m, n, width;
     const int32_t *rows, *columns;
@@ -54,7 +54,7 @@ namespace {
 
 /* ---- triangles ----
  *
- * Packing goes row by row, one warp a row. Unpacking and symmetrising go tile by tile: a tile of the lower
+ * Packing goes row by row, with one warp per row. Unpacking and symmetrising go tile by tile: a tile of the lower
  * triangle is read by rows, and its mirror image is written by rows. */
 
 enum { TILE = 32, TILE_ROWS = 8 };
@@ -71,13 +71,13 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS) pack_kernel(int64_t n, const
     }
 }
 
-/* Element (i, j), j <= i, of what the lower triangle is read from. */
+/* Returns element (i, j), j <= i, of the lower triangle, which is packed or part of a square matrix. */
 template <typename T, bool PACKED>
 __device__ __forceinline__ T lower(const T *from, int64_t n, int64_t i, int64_t j) {
     return PACKED ? from[i * (i + 1) / 2 + j] : from[i * n + j];
 }
 
-/* The tile in this row and column of tiles, column <= row. All threads of the block call. */
+/* Mirrors the tile in this row and column of tiles, column <= row. All threads of the block call it. */
 template <typename T, bool PACKED>
 __device__ __forceinline__ void mirror_tile(int64_t n, const T *from, T *a, int64_t row, int64_t column) {
     __shared__ T tile[TILE][TILE + 1];
@@ -92,7 +92,7 @@ __device__ __forceinline__ void mirror_tile(int64_t n, const T *from, T *a, int6
             a[i * n + j] = value;
     }
     __syncthreads();
-    for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS) { /* row of the mirror image */
+    for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS) { /* r: a row of the mirror image */
         int64_t i = left + r, j = top + threadIdx.x;
         if (j < n && i < j)
             a[i * n + j] = tile[threadIdx.x][r];
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(TILE *TILE_ROWS) unpack_kernel(const __grid_co
     row += (row + 1) * (row + 2) / 2 <= tile;
     for (int64_t column = tile - row * (row + 1) / 2; tile < end; tile++) {
         mirror_tile<T, true>(item.n, (const T *)item.p, (T *)item.a, row, column);
-        __syncthreads(); /* before the next one is written to shared memory */
+        __syncthreads(); /* before the next tile is written to shared memory */
         if (column++ == row) {
             row++;
             column = 0;
@@ -290,7 +290,7 @@ cudaError_t outer_inverse(const dsc_cuda_launch *at, int64_t m, int64_t n, const
 typedef dsc_batch<dsc_cuda_join_item, DSC_CUDA_PIECES> join_batch;
 static_assert(sizeof(join_batch) <= 3900, "a launch takes at most 4000 bytes");
 
-/* Where element e of d is kept: in w or in b. */
+/* Returns where element e of d belongs: in w or in b. */
 template <typename T> __device__ __forceinline__ T *origin(const dsc_cuda_join_item &item, int64_t e) {
     int64_t i = e, j = dsc_peel(i, item.width);
     if (!item.b)
@@ -454,7 +454,7 @@ dsc_status dsc_cuda_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tens
     return DSC_OK;
 }
 
-/* ---- batches: as many items a launch as its arguments have room for ---- */
+/* ---- batches: a launch takes as many items as its arguments have room for ---- */
 
 dsc_status dsc_cuda_tri_unpack_batch(dsc_queue *q, const dsc_unpack_item *items, int64_t count) {
     for (int64_t done = 0; done < count; done += DSC_CUDA_TRIANGLES) {
@@ -519,7 +519,8 @@ dsc_status dsc_cuda_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, c
     return DSC_OK;
 }
 
-/* As many of these as fit into a launch, as the kernels take them; their number. */
+/* Writes as many of these items as fit into a launch to `part`, in the form that the kernels take. Returns their
+ * number. */
 static int join_part(const dsc_join_item *items, int64_t left, dsc_cuda_join_item part[DSC_CUDA_PIECES]) {
     int n = dsc_batch_part(left, DSC_CUDA_PIECES);
     for (int i = 0; i < n; i++)
@@ -528,7 +529,7 @@ static int join_part(const dsc_join_item *items, int64_t left, dsc_cuda_join_ite
     return n;
 }
 
-/* 1 when one of the items has strides. */
+/* Returns 1 if one of the items has strides. */
 static int has_strides(const dsc_join_item *items, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         if (items[i].channels > 0)
@@ -536,7 +537,7 @@ static int has_strides(const dsc_join_item *items, int64_t count) {
     return 0;
 }
 
-/* The next items of a batch in which some have strides. */
+/* The same for a batch in which some items have strides. */
 static int place_part(const dsc_join_item *items, int64_t left, dsc_cuda_place_item part[DSC_CUDA_PLACES]) {
     int n = dsc_batch_part(left, DSC_CUDA_PLACES);
     for (int i = 0; i < n; i++) {
@@ -553,7 +554,7 @@ static int place_part(const dsc_join_item *items, int64_t left, dsc_cuda_place_i
                                         (int32_t)item->position_stride,
                                         plain ? 1 : (int32_t)item->channel_stride};
         if (part[i].channels < 1)
-            part[i].channels = 1; /* d has the bias alone */
+            part[i].channels = 1; /* d consists of the bias alone */
     }
     return n;
 }

@@ -1,4 +1,4 @@
-/* Convolutions of 3x3 taps with few channels: which ones, and the entries. */
+/* Convolutions with 3x3 taps and few channels: which ones are supported, and their operations. */
 #include "device/cuda/small_conv.h"
 
 #include "device/cuda/small_conv_kernels.h"
@@ -30,7 +30,8 @@ static dsc_small_conv forward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc
     return conv;
 }
 
-/* With stride 1: the convolution of the output's gradient by the weights turned. */
+/* Describes the gradient of the data. With stride 1 it is the convolution of the output's gradient with the weights
+ * rotated by 180 degrees. */
 static dsc_small_conv backward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
     dsc_small_conv conv = forward_of(cuda, desc);
     conv.c = (int32_t)desc->shape.out_c;
@@ -54,13 +55,13 @@ static dsc_small_weight weight_of(const dsc_cuda *cuda, const dsc_conv_desc *des
     return conv;
 }
 
-/* ---- which ones ---- */
+/* ---- which convolutions are supported ---- */
 
 static int takes_channels(int64_t channels) {
     return channels % 16 == 0 && channels >= 16 && channels <= 64;
 }
 
-/* Kernels count the elements of up to 4 images, and the images' rows, in 32 bits. */
+/* Returns 1 if 32 bits suffice, in which kernels count the elements of up to 4 images, and the rows of all images. */
 static int takes_size(const dsc_conv_desc *desc) {
     const dsc_conv2d_shape *s = &desc->shape;
     const int64_t limit = INT32_MAX / 64 / 4;
@@ -102,7 +103,7 @@ size_t dsc_cuda_small_conv_workspace(const dsc_cuda *cuda, const dsc_conv_desc *
     return dsc_cuda_small_weight_workspace(&weight, cuda->multiprocessors);
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
 static dsc_status launch(dsc_queue *q, dsc_small_conv *pass, const dsc_tensor *x, const dsc_tensor *w,
                          const dsc_tensor *y) {

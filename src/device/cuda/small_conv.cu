@@ -1,20 +1,19 @@
-/* Convolutions of 3x3 taps with few channels, forward and gradient of the data.
+/* Convolutions with 3x3 taps and few channels: the forward pass and the gradient of the data.
  *
- * A block makes 16 or 32 channels of one tile of output after the other. Its weights stay in shared memory;
- * tiles of x, 16 channels at a time, travel through a ring of places. A warp makes 16 channels of a strip: 4
- * rows of 16 pixels (8 of each of two images where these are 8 wide). It goes down the rows of x and takes
- * what it reads to all outputs that see it through one column of taps, so that of x a third is read of what
- * nine products would.
+ * A block computes 16 or 32 channels of one tile of output after the other. Its weights stay in shared memory; tiles of
+ * x, 16 channels at a time, pass through a ring of buffers. A warp computes 16 channels of a strip: 4 rows of 16 pixels
+ * (8 pixels of each of two images if images are 8 wide). It goes down the rows of x and multiplies what it has read for
+ * all outputs that use it through one column of taps, so it reads a third of what nine separate products would read.
  *
- * Orders are chosen so that lanes access 4 elements at once: channels 4t .. 4t+3 of 16 are lane t's terms of
- * two products of 8 (tf32) or one of 16 (half), the same in x and weights; and the 16 outputs of a strip
- * are dealt to two fragments such that 4t .. 4t+3 are lane t's. */
+ * Elements are ordered so that lanes access 4 of them at once: channels 4t .. 4t+3 of 16 are lane t's terms of two
+ * products of 8 (tf32) or one of 16 (half), in x and in the weights; and the 16 output channels of a strip are
+ * distributed over two fragments such that 4t .. 4t+3 are lane t's. */
 #include "device/cuda/small_conv.cuh"
 
 /* ---- shapes ---- */
 
-/* STRIPS x GROUPS x SLICES warps: strips of the tile, groups of 16 output channels, and slices of the input
- * channels, which are added up in the end. */
+/* A block has STRIPS x GROUPS x SLICES warps: strips of the tile, groups of 16 output channels, and slices of the input
+ * channels, whose sums are added up at the end. */
 template <class T_, int WIDTH, int STRIPS_, int GROUPS_, int SLICES_, int STRIDE, int FIRST>
 struct conv_shape {
     typedef T_ T;
@@ -24,11 +23,11 @@ struct conv_shape {
     typedef small_tile<T, WIDTH, HEIGHT, IMAGES, STRIDE, FIRST> tile;
     static constexpr int WARPS = STRIPS * GROUPS * SLICES, THREADS = 32 * WARPS;
     static constexpr int OUTPUTS = 16 * GROUPS;
-    static constexpr int LINES = 3 * tile::TAPS; /* of weights an output and 16 channels */
+    static constexpr int LINES = 3 * tile::TAPS;                       /* of 16 weights per output */
     static constexpr int CHUNK = LINES * OUTPUTS * DSC_SMALL_CHANNELS; /* weights of 16 channels */
     static constexpr int STAGE = SLICES * tile::SIZE;
-    static constexpr int BLOCKS = THREADS <= 128 ? 2 : 1; /* of a multiprocessor */
-    /* From the first 8 pixels of a strip's row to the others. */
+    static constexpr int BLOCKS = THREADS <= 128 ? 2 : 1; /* per multiprocessor */
+    /* The distance from the first 8 pixels of a strip's row to the other 8. */
     static constexpr int OTHERS = (WIDTH == 8 ? tile::IMAGE : 8) * DSC_SMALL_CHANNELS;
     static constexpr int GATHER = SLICES > 1 ? STRIPS *GROUPS * 32 * DSC_SMALL_ROWS * 8 : 0; /* floats */
 
@@ -40,11 +39,11 @@ struct conv_shape {
 /* How a launch divides its work. */
 struct conv_plan {
     small_cut cut;
-    int tiles, each; /* in all; of a block */
+    int tiles, each; /* in all; per block */
     int chunks, stages;
 };
 
-/* Where a warp works. */
+/* The part of a block's work that a warp does. */
 struct conv_warp {
     int lane, strip, group, slice;
 };
@@ -55,7 +54,7 @@ template <class S> DSC_MMA conv_warp conv_find_warp(void) {
     return w;
 }
 
-/* The first row, column and image of a strip, of output, within its tile. */
+/* Returns the first row, column and image of a strip of output within its tile. */
 template <class S> DSC_MMA small_place conv_find_strip(int strip) {
     small_place at;
     at.row = (S::tile::WIDTH == 16 ? strip : strip / 2) * DSC_SMALL_ROWS;
@@ -70,12 +69,12 @@ template <class S> DSC_MMA small_place conv_find_strip(int strip) {
 
 /* ---- weights ---- */
 
-/* Where output channel k of 16 lies: the two fragments' columns one after the other. */
+/* Returns the place of output channel k of 16: first the columns of one fragment, then those of the other. */
 DSC_MMA int conv_output_at(int k) {
     return (k & 2) * 4 + (k >> 2) * 2 + (k & 1);
 }
 
-/* As tf32 where it is a float. */
+/* Rounds floats to tf32, and leaves halves as they are. */
 DSC_MMA float conv_rounded(float x) {
     return __uint_as_float(dsc_tf32(x));
 }
@@ -98,13 +97,13 @@ template <class T> DSC_MMA small_quad<T> conv_load_quad(const T *from, int wide)
     return q;
 }
 
-/* Quads that a thread loads at once: those of 32 channels. */
+/* The number of quads that a thread loads at once: its part of 32 channels. */
 template <class S> struct conv_batch {
     static constexpr int COUNT = 2 * S::CHUNK / 4 / S::THREADS;
     static_assert(2 * S::CHUNK / 4 % S::THREADS == 0, "every thread loads as much");
 };
 
-/* to[chunk][tap][output][16 channels] */
+/* Loads the weights to to[chunk][tap][output][16 channels]. */
 template <class S> DSC_MMA void conv_load_weights(typename S::T *to, const dsc_small_conv &conv, int first) {
     typedef typename S::T T;
     constexpr int COUNT = conv_batch<S>::COUNT;
@@ -132,7 +131,7 @@ template <class S> DSC_MMA void conv_load_weights(typename S::T *to, const dsc_s
     }
 }
 
-/* The same from weights [c,3,3,k]; a quad are four outputs. */
+/* The same from weights [c,3,3,k]; a quad is four outputs. */
 template <class S> DSC_MMA void conv_load_turned(typename S::T *to, const dsc_small_conv &conv, int first) {
     typedef typename S::T T;
     constexpr int COUNT = conv_batch<S>::COUNT, QUADS = S::OUTPUTS / 4;
@@ -159,7 +158,7 @@ template <class S> DSC_MMA void conv_load_turned(typename S::T *to, const dsc_sm
     }
 }
 
-/* The same of three input channels: to[row of taps][output][9 of column and channel, and zeros]. */
+/* The same for three input channels: to[row of taps][output][3 columns x 3 channels, then zeros]. */
 template <class S> DSC_MMA void conv_load_first(typename S::T *to, const dsc_small_conv &conv, int first) {
     typedef typename S::T T;
     const T *from = (const T *)conv.weights;
@@ -176,7 +175,7 @@ template <class S> DSC_MMA void conv_load_first(typename S::T *to, const dsc_sma
 
 /* A lane's four channels of one pixel or output. */
 template <class T> struct conv_terms {
-    static constexpr int STEPS = 1; /* products that they are terms of */
+    static constexpr int STEPS = 1; /* the number of products of which they are terms */
     uint32_t at[2];
 };
 
@@ -218,10 +217,10 @@ DSC_MMA void conv_mma(dsc_half_f16, float (&c)[4], const uint32_t (&a)[4], const
     dsc_mma_f16(c, a, b);
 }
 
-/* A strip's sums: of a row the two fragments of 8 output channels. */
+/* The sums of a strip: for each row, two fragments of 8 output channels. */
 typedef float conv_sums[DSC_SMALL_ROWS][2][4];
 
-/* One row of x, through one column of taps, to all rows of output that see it. */
+/* Multiplies one row of x by one column of taps, for all rows of output that use it. */
 template <class S>
 DSC_MMA void conv_row(conv_sums &sum, int line, const typename S::T *x,
                       const conv_terms<typename S::T> (&b)[3][2]) {
@@ -246,7 +245,8 @@ DSC_MMA void conv_row(conv_sums &sum, int line, const typename S::T *x,
     }
 }
 
-/* 16 channels of input; x: the lane's in the first pixel of the strip, weights: the lane's of the group. */
+/* Adds the products of 16 input channels. x: the lane's channels in the first pixel of the strip; weights: the lane's
+ * of the group. */
 template <class S>
 DSC_MMA void conv_multiply(conv_sums &sum, const typename S::T *x, const typename S::T *weights) {
     typedef typename S::tile tile;
@@ -273,7 +273,7 @@ DSC_MMA void conv_clear(conv_sums &sum) {
 
 /* ---- results ---- */
 
-/* Adds the slices' sums, in order, to those of slice 0. */
+/* Adds the sums of the other slices to those of slice 0, in order. */
 template <class S> DSC_MMA void conv_gather(float *shared, const conv_warp &w, conv_sums &sum) {
     constexpr int COUNT = DSC_SMALL_ROWS * 8;
     float *mine = shared + (w.strip * S::GROUPS + w.group) * COUNT * 32 + w.lane;
@@ -312,7 +312,7 @@ template <class T> DSC_MMA void conv_store_quad(T *to, float (&value)[4], int wi
     }
 }
 
-/* at: the strip's first row, column and image; channel: the lane's first of four. */
+/* Stores a strip. at: its first row, column and image; channel: the first of the lane's four. */
 template <class S>
 DSC_MMA void conv_store(const dsc_small_conv &conv, const small_place &at, int channel, int lane,
                         const conv_sums &sum) {
@@ -394,7 +394,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         __syncthreads();
         conv_multiply<S>(sum, ring + n % plan.stages * S::STAGE + x_at,
                          weights_at + (n % parts * S::SLICES + w.slice) * S::CHUNK);
-        __syncthreads(); /* all are done with the place that is next */
+        __syncthreads(); /* all warps are done with the buffer that is filled next */
         copy(n + plan.stages);
         if (n % parts < parts - 1)
             continue;
@@ -422,7 +422,7 @@ template <class S> static conv_plan conv_make_plan(const dsc_small_conv *conv, i
     plan.cut = small_cut_of<typename S::tile>(conv->n, conv->oh, conv->ow);
     plan.tiles = small_cut_count(plan.cut);
     plan.chunks = conv_chunks(conv);
-    size_t alone = S::bytes(plan.chunks, 2) + 1024; /* 1 KiB of a block's is the system's */
+    size_t alone = S::bytes(plan.chunks, 2) + 1024; /* the system takes 1 KiB per block */
     int fit = S::BLOCKS == 2 && 2 * alone <= conv->shared + 1024 ? 2 : 1;
     int blocks = max(1, fit * multiprocessors / (conv->k / S::OUTPUTS));
     plan.each = (plan.tiles + blocks - 1) / blocks;
@@ -433,7 +433,7 @@ template <class S> static conv_plan conv_make_plan(const dsc_small_conv *conv, i
     return plan;
 }
 
-/* at NULL: only says how much shared memory a block takes at least. */
+/* Sets *least to the shared memory that a block needs at least. If `at` is NULL, does nothing else. */
 template <class S>
 static cudaError_t conv_launch(const dsc_cuda_launch *at, const dsc_small_conv *conv, size_t *least) {
     *least = S::bytes(conv_chunks(conv), 1);

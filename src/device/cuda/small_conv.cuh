@@ -1,11 +1,11 @@
-/* What small_conv.cu and small_conv_weight.cu share: element types, and the tiles of x in shared memory.
+/* Shared by small_conv.cu and small_conv_weight.cu: element types, and the tiles of x in shared memory.
  *
- * A tile holds 16 channels of every pixel that some output pixels see. Where the convolution's stride is 2,
- * the even columns of a row come first, then the odd ones: pixels that neighbouring outputs see through one
- * tap are neighbours in shared memory, which keeps them in different banks.
+ * A tile holds 16 channels of every pixel that a block of output pixels reads. If the stride is 2, the even columns of
+ * a row come first, then the odd ones: the pixels that neighbouring outputs read through one tap are then neighbours in
+ * shared memory, and so in different banks.
  *
- * Of three channels (FIRST) a pixel of the tile holds all that its output sees in a row: 3 columns of 3
- * channels, in the order of the weights, and zeros. Then there is one tap a row. */
+ * With three channels (FIRST) a pixel of the tile holds all that its output reads in one row: 3 columns of 3 channels,
+ * in the order of the weights, and zeros. There is then one tap per row. */
 #ifndef DSC_DEVICE_CUDA_SMALL_CONV_CUH
 #define DSC_DEVICE_CUDA_SMALL_CONV_CUH
 
@@ -31,34 +31,34 @@ DSC_MMA void small_set(dsc_half_f16 &x, float value) {
     x.bits = __half_as_ushort(__float2half_rn(value));
 }
 
-/* Four elements: one access of 16 or 8 bytes. */
+/* Four elements, which one access of 16 or 8 bytes moves. */
 template <class T> struct __align__(4 * sizeof(T)) small_quad {
     T at[4];
 };
 
 /* ---- tiles ---- */
 
-/* The pixels that HEIGHT x WIDTH outputs of IMAGES images see. */
+/* The pixels that HEIGHT x WIDTH outputs of IMAGES images read. */
 template <class T, int WIDTH_, int HEIGHT_, int IMAGES_, int STRIDE_, int FIRST_> struct small_tile {
     static constexpr int WIDTH = WIDTH_, HEIGHT = HEIGHT_, IMAGES = IMAGES_, STRIDE = STRIDE_, FIRST = FIRST_;
-    static constexpr int BORDER = 1, TAPS = FIRST ? 1 : 3; /* taps in a row */
+    static constexpr int BORDER = 1, TAPS = FIRST ? 1 : 3; /* taps per row */
     static constexpr int ROWS = STRIDE * (HEIGHT - 1) + 3;
     static constexpr int COLUMNS = FIRST ? WIDTH : STRIDE == 1 ? WIDTH + 2 : 2 * (WIDTH + 1);
     static constexpr int IMAGE = ROWS * COLUMNS, PIXELS = IMAGES * IMAGE;
     static constexpr int SIZE = PIXELS * DSC_SMALL_CHANNELS; /* elements */
 
-    /* Where the pixel lies that the first output of a row sees through a tap. */
+    /* Returns the place of the pixel that the first output of a row reads through tap kx. */
     static __device__ __forceinline__ constexpr int tap(int kx) {
         return STRIDE == 1 ? kx : kx == 1 ? WIDTH + 1 : kx / 2;
     }
 
-    /* The column of x at place `p` of a row, the first one seen is 0. */
+    /* Returns the column of x at place `p` of a row, counted from the first column that is read. */
     static __device__ __forceinline__ int column(int p) {
         return STRIDE == 1 ? p : p <= WIDTH ? 2 * p : 2 * (p - WIDTH - 1) + 1;
     }
 };
 
-/* The outputs themselves. */
+/* The outputs themselves, as a tile. */
 template <int WIDTH_, int HEIGHT_, int IMAGES_> struct small_outputs {
     static constexpr int WIDTH = WIDTH_, HEIGHT = HEIGHT_, IMAGES = IMAGES_, STRIDE = 1, BORDER = 0;
     static constexpr int ROWS = HEIGHT, COLUMNS = WIDTH;
@@ -70,9 +70,9 @@ template <int WIDTH_, int HEIGHT_, int IMAGES_> struct small_outputs {
     }
 };
 
-/* Outputs, cut into tiles: `across` and `down` of them an image. */
+/* How the outputs are cut into tiles: `across` x `down` of them per image. */
 struct small_cut {
-    int across, down, images; /* images: groups of them */
+    int across, down, images; /* images: the number of groups of images */
 };
 
 template <class S> static inline small_cut small_cut_of(int n, int oh, int ow) {
@@ -85,7 +85,7 @@ static inline int small_cut_count(const small_cut &cut) {
     return cut.across * cut.down * cut.images;
 }
 
-/* The first image, row and column of output of a tile. */
+/* The first output of a tile. */
 struct small_place {
     int image, row, column;
 };
@@ -104,15 +104,14 @@ template <class T> struct small_images {
     int n, h, w, c, wide;
 };
 
-/* Weight gradients of floats exchange the halves of every other pair of pixels (SWAP), see there: which of a
- * pixel's 16-byte pieces lies where `piece` would. */
+/* Returns which of a pixel's 16-byte pieces is stored at position `piece`. With SWAP, the two halves of a pixel are
+ * exchanged in every other pair of pixels, for the weight gradients of floats (small_conv_weight.cu). */
 template <class T, int SWAP> DSC_MMA int small_piece(int piece, int place) {
     return SWAP && sizeof(T) == 4 ? piece ^ (place & 2) : piece;
 }
 
-/* Copies 16 channels of the pixels of S, tile after tile. What does not change from tile to tile is made
- * once: the offsets of the thread's 16-byte pieces from the first pixel, and which columns are in the image.
- */
+/* Copies 16 channels of the pixels of S, tile after tile. Values that do not change from tile to tile are computed
+ * once: the offsets of the thread's 16-byte pieces from the first pixel, and which columns are in the image. */
 template <class T, class S, int SWAP, int THREADS> struct small_copier {
     static constexpr int PART = 16 / (int)sizeof(T), PIECES = DSC_SMALL_CHANNELS / PART;
     static constexpr int LINE = S::COLUMNS * PIECES, ALL = S::IMAGE * PIECES;
@@ -121,7 +120,7 @@ template <class T, class S, int SWAP, int THREADS> struct small_copier {
     small_images<T> x;
     int offset[COUNT];
     uint32_t inside[(COUNT + 31) / 32];
-    int column0; /* that `inside` is for */
+    int column0; /* the first column for which `inside` was computed */
 
     static __device__ __forceinline__ int place(int i) {
         return (i * THREADS + (int)threadIdx.x) / PIECES % S::COLUMNS;
@@ -147,7 +146,7 @@ template <class T, class S, int SWAP, int THREADS> struct small_copier {
         aim(-S::BORDER);
     }
 
-    /* One image; pieces low .. high - 1 are in its rows, `origin` is the offset of the first pixel. */
+    /* Copies one image. Pieces low .. high - 1 are in its rows; `origin` is the offset of the first pixel. */
     __device__ __forceinline__ void copy_image(T *to, const T *from, int origin, int low, int high) const {
         if (x.wide) {
 #pragma unroll
@@ -169,7 +168,7 @@ template <class T, class S, int SWAP, int THREADS> struct small_copier {
         }
     }
 
-    /* Starts to copy channels `channel` .. `channel` + 15 of the tile at `at`. */
+    /* Starts to copy channels channel .. channel + 15 of the tile at `at`. */
     __device__ __forceinline__ void copy(T *to, const small_place &at, int channel) {
         const int row = at.row * S::STRIDE - S::BORDER, column = at.column * S::STRIDE - S::BORDER;
         const int low = max(0, -row) * LINE, high = min((int)S::ROWS, x.h - row) * LINE;
@@ -184,10 +183,10 @@ template <class T, class S, int SWAP, int THREADS> struct small_copier {
     }
 };
 
-/* The same of three channels: columns and channels of a row become 9 channels and zeros. */
+/* The same for three channels: the 3 columns of 3 channels of a row become 9 channels, and zeros follow. */
 template <class T, class S, int SWAP, int THREADS>
 DSC_MMA void small_copy_first(T *to, const small_images<T> &x, const small_place &at) {
-    constexpr int COUNT = S::PIXELS * 4 / THREADS; /* quads of a thread */
+    constexpr int COUNT = S::PIXELS * 4 / THREADS; /* quads per thread */
     static_assert(S::PIXELS * 4 % THREADS == 0, "every thread copies as much");
     static_assert(S::IMAGES == 1, "of one image");
     const T *from = x.data + (int64_t)at.image * x.h * x.w * DSC_SMALL_FIRST;

@@ -1,5 +1,5 @@
-/* Own kernels for the convolutions of small residual networks: 3x3 taps, padding 1, stride 1 or 2, without
- * dilation and groups; 16, 32, 48 or 64 channels in and out, or 3 channels in. Arguments as in conv.c. */
+/* Our own kernels for the convolutions of small residual networks: 3x3 taps, padding 1, stride 1 or 2, no dilation,
+ * one group; 16, 32, 48 or 64 channels in and out, or 3 channels in. The arguments are those of conv.c. */
 #ifndef DSC_DEVICE_CUDA_SMALL_CONV_H
 #define DSC_DEVICE_CUDA_SMALL_CONV_H
 
@@ -7,9 +7,9 @@
 
 enum { DSC_SMALL_FORWARD = 1, DSC_SMALL_BACKWARD_DATA = 2, DSC_SMALL_BACKWARD_WEIGHT = 4 };
 
-/* Which passes there are kernels for. */
+/* Returns the passes (DSC_SMALL_...) of a convolution that these kernels support. */
 unsigned dsc_cuda_small_conv_passes(const dsc_cuda *cuda, const dsc_conv_desc *desc);
-/* Bytes of workspace that these need: the gradient of the weights does, the others do not. */
+/* Returns the bytes of workspace that these passes need. Only the gradient of the weights needs any. */
 size_t dsc_cuda_small_conv_workspace(const dsc_cuda *cuda, const dsc_conv_desc *desc);
 
 dsc_status dsc_cuda_small_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,

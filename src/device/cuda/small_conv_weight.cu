@@ -1,17 +1,18 @@
-/* Gradients of the weights of convolutions of 3x3 taps with few channels.
+/* Gradients of the weights of convolutions with 3x3 taps and few channels.
  *
  * dw[k][u][v][c] = sum over images, rows i, columns j of dy[i][j][k] x[i stride + u - 1][j stride + v - 1][c]
  *
- * A block takes 16 output channels (its "rows"), 16 input channels, and a share of the tiles of output; x and
- * dy of one tile after the other travel through a ring of places in shared memory. A warp holds all 16 x 9 x
- * 16 sums of its part of the tiles: strips of 8 columns and 4 rows, 8 columns being the terms of one product.
- * It goes down the rows of x and multiplies what it reads with all rows of dy that see it. In the end the
- * block adds up its warps and leaves the sums as `partial`; a second kernel adds up blocks, in order.
+ * A block processes 16 output channels (its "rows"), 16 input channels, and a share of the tiles of output; x and dy of
+ * one tile after the other pass through a ring of buffers in shared memory. A warp holds all 16 x 9 x 16 sums of its
+ * part of the tiles: strips of 8 columns and 4 rows, where the 8 columns are the terms of one product. It goes down the
+ * rows of x and multiplies what it reads by all rows of dy that use it. At the end the block adds up the sums of its
+ * warps and writes them to `partial`; a second kernel adds up the blocks, in order.
  *
- * Products are of tf32 in every case: halves are tf32 as they are.
+ * All products are in tf32, which represents halves exactly.
  *
- * Lane (g,t) takes channels 2g and 2g+1 of pixels t and t+4. Eight channels are a half of a pixel's 64 bytes;
- * so that four pixels' halves lie in different banks, every other pair of pixels has its halves exchanged. */
+ * Lane (g,t) takes channels 2g and 2g+1 of pixels t and t+4. Eight channels of floats are one half of a pixel's 64
+ * bytes. In every other pair of pixels the two halves are exchanged, so that those of four pixels lie in different
+ * banks. */
 #include "device/cuda/small_conv.cuh"
 
 /* ---- shapes ---- */
@@ -19,14 +20,14 @@
 template <class T_, int WIDTH, int STRIDE, int FIRST> struct weight_shape {
     typedef T_ T;
     static constexpr int WARPS = 8, THREADS = 32 * WARPS;
-    static constexpr int ACROSS = WIDTH / 8; /* strips */
+    static constexpr int ACROSS = WIDTH / 8; /* strips side by side in a tile */
     static constexpr int HEIGHT = WIDTH == 16 ? 16 : 8, DOWN = HEIGHT / DSC_SMALL_ROWS;
     static constexpr int IMAGES = WARPS / ACROSS / DOWN;
     static constexpr int SWAP = sizeof(T) == 4;
     typedef small_tile<T, WIDTH, HEIGHT, IMAGES, STRIDE, FIRST> tile;
     typedef small_outputs<WIDTH, HEIGHT, IMAGES> outputs;
     static constexpr int STAGE = tile::SIZE + outputs::SIZE;
-    static constexpr int QUADS = 6 * tile::TAPS; /* of sums a lane */
+    static constexpr int QUADS = 6 * tile::TAPS; /* quads of sums per lane */
     static constexpr size_t GATHER = (size_t)WARPS * QUADS * 32 * sizeof(float4);
 
     static constexpr size_t bytes(int stages) {
@@ -34,10 +35,10 @@ template <class T_, int WIDTH, int STRIDE, int FIRST> struct weight_shape {
     }
 };
 
-/* How a launch divides its work: blocks (share, group), a group being 16 x 16 channels. */
+/* How a launch divides its work among blocks (share, group), where a group is 16 x 16 channels. */
 struct weight_plan {
     small_cut cut;
-    int tiles, each; /* in all; of a share */
+    int tiles, each; /* in all; per share */
     int shares, groups, stages;
 };
 
@@ -67,15 +68,15 @@ DSC_MMA weight_pair weight_read(const dsc_half_f16 *from) {
     return pair;
 }
 
-/* Where lane (g,t) finds its channels in the pixel at `place` of a row. */
+/* Returns the offset of the channels of lane (g,t) in the pixel at `place` of a row. */
 template <class S> DSC_MMA int weight_channels_at(int place, int g) {
     return S::SWAP ? ((g >> 2) ^ (place >> 1 & 1)) * 8 + (g & 3) * 2 : g * 2;
 }
 
-/* Sums [row of taps][column of taps][even and odd input channels]. */
+/* Sums [row of taps][column of taps][even or odd input channels]. */
 template <class S> using weight_sums = float[3][S::tile::TAPS][2][4];
 
-/* One strip. x, dy: its first pixel's. */
+/* Adds the products of one strip. x, dy: its first pixel. */
 template <class S>
 DSC_MMA void weight_multiply(weight_sums<S> &sum, const typename S::T *x, const typename S::T *dy) {
     typedef typename S::tile tile;
@@ -113,7 +114,8 @@ DSC_MMA void weight_multiply(weight_sums<S> &sum, const typename S::T *x, const 
 
 /* ---- the sums of a block ---- */
 
-/* Quad 2 tap + odd of lane (g,t): output channel 2g + odd, input channels 4t .. 4t+3. */
+/* Adds up the sums of the warps. Quad 2 tap + odd of lane (g,t) is output channel 2g + odd, input channels
+ * 4t .. 4t+3. */
 template <class S> DSC_MMA void weight_finish(float4 *shared, const weight_sums<S> &sum, float4 *partial) {
     const int lane = dsc_lane(), warp = (int)threadIdx.x / 32;
     __syncthreads();
@@ -182,7 +184,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
         small_wait(plan.stages);
         __syncthreads();
         weight_multiply<S>(sum, from + x_at, from + dy_at);
-        __syncthreads(); /* all are done with the place that is next */
+        __syncthreads(); /* all warps are done with the buffer that is filled next */
         copy(n + plan.stages);
     }
     dsc_async_wait<0>();
@@ -192,7 +194,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 
 enum { WEIGHT_COLUMNS = 32, WEIGHT_LANES = 16 };
 
-/* Writes quad `e` of a group: four input channels, or of three of them columns and channels. */
+/* Writes quad `e` of a group: four input channels, or, if there are three, four of the 9 columns x channels. */
 DSC_MMA void weight_put(const dsc_small_weight &conv, int group, int e, const float4 &sum) {
     const int quad = e / 32, g = e % 32 / 4, t = e % 4, k = group % (conv.k / 16) * 16 + 2 * g + quad % 2;
     const int taps = conv.c == DSC_SMALL_FIRST ? 3 : 9, width = conv.c == DSC_SMALL_FIRST ? 9 : conv.c;
@@ -205,14 +207,14 @@ DSC_MMA void weight_put(const dsc_small_weight &conv, int group, int e, const fl
             to[i] = conv.add ? to[i] + value[i] : value[i];
 }
 
-/* Adds up the shares: a block 32 quads, with 16 threads to each. */
+/* Adds up the shares. A block has 32 quads, with 16 threads for each. */
 template <int QUADS>
 static __global__ void __launch_bounds__(WEIGHT_COLUMNS *WEIGHT_LANES)
     weight_add_kernel(const __grid_constant__ dsc_small_weight conv,
                       const __grid_constant__ weight_plan plan) {
     __shared__ float4 sums[WEIGHT_LANES][WEIGHT_COLUMNS];
     const int column = (int)threadIdx.x % WEIGHT_COLUMNS, lane = (int)threadIdx.x / WEIGHT_COLUMNS;
-    const int e = (int)blockIdx.x * WEIGHT_COLUMNS + column; /* of the groups' quads, all in a row */
+    const int e = (int)blockIdx.x * WEIGHT_COLUMNS + column; /* counts the quads of all groups */
     const int64_t all = (int64_t)plan.groups * QUADS * 32;
     const float4 *from = reinterpret_cast<const float4 *>(conv.partial) + e;
     float4 sum = make_float4(0, 0, 0, 0);
@@ -235,8 +237,8 @@ static __global__ void __launch_bounds__(WEIGHT_COLUMNS *WEIGHT_LANES)
 
 /* ---- launches ---- */
 
-/* A sum takes 4 products a tile. So that the tensor cores' truncation does not add up, a share is WEIGHT_EACH
- * tiles at most, as long as that does not take more than WEIGHT_BLOCKS blocks a multiprocessor. */
+/* Each tile adds 4 products to a sum. So that the truncation errors of the tensor cores do not add up, a share is at
+ * most WEIGHT_EACH tiles, unless that would take more than WEIGHT_BLOCKS blocks per multiprocessor. */
 enum { WEIGHT_STAGES = 4, WEIGHT_EACH = 64, WEIGHT_BLOCKS = 8 };
 
 static int weight_tiles_each(int tiles, int blocks, int groups) {
@@ -259,7 +261,7 @@ template <class S> static weight_plan weight_make_plan(const dsc_small_weight *c
     return plan;
 }
 
-/* What is asked of a shape: a launch, or (at NULL) how much memory it takes. */
+/* A request to a shape: to launch its kernels, or (if `at` is NULL) only to say how much memory they need. */
 struct weight_call {
     const dsc_cuda_launch *at;
     const dsc_small_weight *conv;

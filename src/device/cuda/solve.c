@@ -1,12 +1,11 @@
-/* Eigen problems by cuSOLVER, in float32 and float64: small ones of equal size in one call, large ones by a
- * crew of threads (solve_crew.h), each with a stream of its own; of a batch in float32 some by the host
+/* Eigenvalue problems by cuSOLVER, in float32 and float64. Small ones of equal size are solved in one call, large ones
+ * by a crew of threads (solve_crew.h), each with its own stream. In a batch of float32, the host solves some of them
  * meanwhile (solve_plan.h, solve_host.h).
  *
- * cuSOLVER is column-major: a row-major matrix is its own transpose there, so the lower triangle is named
- * upper, and eigenvectors come back as rows. A matrix that is not finite is replaced by the identity before
- * the solver sees it, and counts as failed. Those that are solved together are scaled first: unlike the
- * solver of one, that of many loses the eigenvectors of tiny elements. Outcomes are read by the host at the
- * end of a call. */
+ * cuSOLVER is column-major: a row-major matrix appears transposed there, so the lower triangle is called the upper one,
+ * and eigenvectors come back as rows. A matrix that is not finite is replaced by the identity before the solver sees
+ * it, and counts as failed. Matrices that are solved together are scaled first: unlike the solver for one matrix, the
+ * one for many loses the eigenvectors of tiny elements. The host reads the outcomes at the end of a call. */
 #include "device/cuda/entries.h"
 #include "device/cuda/jacobi_kernels.h"
 #include "device/cuda/solve_crew.h"
@@ -22,9 +21,9 @@ enum { ALIGNMENT = 256 };
 static const cublasFillMode_t triangle = CUBLAS_FILL_MODE_UPPER;
 static const cusolverEigMode_t vectors = CUSOLVER_EIG_MODE_VECTOR;
 
-/* A call in progress. Problems are numbered by their turn: `by_crew` of the crew's, `by_host` of the host's,
- * then those that are solved together, each the largest first; numbers: `count` scales of matrices
- * (solve_kernels.h), then `count` outcomes of cuSOLVER's. */
+/* A call in progress. Problems are numbered by their turn: first the `by_crew` problems of the crew, then the `by_host`
+ * problems of the host, then those that are solved together, each with the largest first. s->numbers holds `count`
+ * scales of matrices (solve_kernels.h), then `count` outcomes of cuSOLVER. */
 typedef struct call {
     const char *op;
     dsc_cuda_solver *s;
@@ -34,7 +33,7 @@ typedef struct call {
     int64_t count, by_crew, by_host;
     int wide;
     cudaDataType type;
-    char *work; /* for copies of small problems that are solved together; those of large ones: s->room */
+    char *work; /* for the copies of small problems that are solved together; large ones use s->room */
 } call;
 
 static const dsc_solve_item *item_of(const call *c, int64_t turn) {
@@ -74,8 +73,8 @@ static dsc_status eigen_bytes(dsc_cuda_worker *w, const call *c, int64_t turn, s
     return DSC_OK;
 }
 
-/* Space for this turn. Where there is too little it grows to that of the first, the largest: another time
- * this worker may be the one to get it. */
+/* Reserves workspace for this turn. If there is too little, it grows to the size that the first turn, the largest,
+ * needs: another time this worker may be the one to get that. */
 static dsc_status reserve_eigen(dsc_cuda_worker *w, const call *c, size_t device_bytes, size_t host_bytes,
                                 void **space) {
     size_t most_device, most_host;
@@ -87,7 +86,7 @@ static dsc_status reserve_eigen(dsc_cuda_worker *w, const call *c, size_t device
     return dsc_cuda_worker_reserve(w, device_bytes, host_bytes, space);
 }
 
-/* A[n,n] := its eigenvectors, v. */
+/* A[n,n] := its eigenvectors, v := its eigenvalues. */
 static dsc_status solve_eigen(dsc_cuda_worker *w, void *context, int64_t turn) {
     const call *c = context;
     const dsc_tensor *a = &item_of(c, turn)->a, *v = &item_of(c, turn)->v;
@@ -105,7 +104,7 @@ static dsc_status solve_eigen(dsc_cuda_worker *w, void *context, int64_t turn) {
     return DSC_OK;
 }
 
-/* ---- before and after ---- */
+/* ---- preparing a call and reading its results ---- */
 
 static int by_size(const void *first, const void *second) {
     const dsc_cuda_turn *a = first, *b = second;
@@ -126,8 +125,8 @@ static int64_t count_method(const call *c, dsc_cuda_method method) {
     return found;
 }
 
-/* The longest first; `small`: those with at most as many rows are solved together, the others by the crew.
- * Quick ones are not solved here. */
+/* Sorts the problems, the largest first. Those with at most `small` rows are solved together, the others by the crew.
+ * Leaves out quick problems, which are not solved here. */
 static void order_items(call *c, int64_t small) {
     int64_t turns = 0;
     for (int64_t i = 0; i < c->count; i++) {
@@ -140,7 +139,7 @@ static void order_items(call *c, int64_t small) {
     c->by_crew = count_method(c, DSC_CUDA_BY_CREW);
 }
 
-/* The same by a plan. */
+/* Chooses methods by a plan, and sorts the problems by them. */
 static void plan_items(call *c) {
     (void)dsc_cuda_plan(c->s->turns, c->count, c->s->host.threads);
     qsort(c->s->turns, (size_t)c->count, sizeof *c->s->turns, by_way);
@@ -148,8 +147,8 @@ static void plan_items(call *c) {
     c->by_host = count_method(c, DSC_CUDA_BY_HOST);
 }
 
-/* Problems of one size that are solved in one call: their copies, then their values, lie at `offset` of the
- * memory for small or for large ones. */
+/* Problems of one size that are solved in one call. Their copies, and then their values, lie at `offset` in the memory
+ * for small or for large problems. */
 typedef struct group {
     int64_t first, end, n;
     size_t offset;
@@ -192,7 +191,7 @@ static int next_group(const call *c, group *g) {
     return 1;
 }
 
-/* The matrix of a turn, and its copy where it is in a group. */
+/* Returns the place of a turn's matrix and, if it is in a group, of its copy. */
 static dsc_cuda_solve_place place_of(const call *c, const group *g, int64_t turn) {
     const dsc_solve_item *item = item_of(c, turn);
     int64_t n = item->a.dim[0];
@@ -216,7 +215,7 @@ static dsc_status check_one(const call *c, const group *g, int64_t turn, dsc_cud
     return p->count == DSC_CUDA_SOLVE_PLACES ? send_check(c, p) : DSC_OK;
 }
 
-/* Looks at the scales of all of them, replaces what is not finite, and copies those of groups together. */
+/* Finds the scales of all matrices, replaces those that are not finite, and copies those of groups together. */
 static dsc_status prepare(const call *c) {
     dsc_cuda_solve_places p = {.count = 0};
     group g = first_group(c);
@@ -251,7 +250,7 @@ static dsc_status send_back(const call *c, dsc_cuda_solve_places *p) {
     return DSC_OK;
 }
 
-/* From the copies to where they came from. */
+/* Writes a group's results from the copies to where these came from. */
 static dsc_status return_group(const call *c, const group *g, dsc_cuda_solve_places *p) {
     for (int64_t i = g->first; i < g->end; i++) {
         dsc_cuda_solve_place place = place_of(c, g, i);
@@ -282,7 +281,7 @@ static int failed_on_host(const call *c, int64_t turn) {
     return i >= 0 && i < c->by_host && c->s->host.here[i].failed;
 }
 
-/* Waits for the end, and reads what came out. */
+/* Waits until everything is done, and reads the outcomes. */
 static dsc_status read_outcomes(const call *c) {
     const int *numbers = c->s->host_numbers;
     DSC_CUDA_TRY(cudaMemcpyAsync(c->s->host_numbers, c->s->numbers, (size_t)(2 * c->count) * sizeof(int),
@@ -298,7 +297,7 @@ static dsc_status read_outcomes(const call *c) {
     return DSC_OK;
 }
 
-/* Large ones: by the crew while the caller solves the groups, or by the caller when there is just one. */
+/* The crew solves the large problems while the caller solves the groups; the caller also solves a single large one. */
 static dsc_status solve_on_gpu(call *c) {
     dsc_status crew_status = DSC_OK;
     if (c->by_crew > 1)
@@ -334,7 +333,7 @@ static dsc_status solve_all(call *c) {
     return read_outcomes(c);
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
 static dsc_status begin(call *c, const char *op, dsc_queue *q, dsc_solve_item *items, int64_t count) {
     DSC_TRY(dsc_cuda_refuse_recording(q, op));
@@ -372,7 +371,7 @@ static dsc_status ask_syev_bytes(dsc_device *device, dsc_dtype dtype, int64_t n,
     return DSC_OK;
 }
 
-/* Returns 0 when cuSOLVER does not report it: the solve itself then fails with the reason. */
+/* Returns 0 if cuSOLVER does not report the size: the solve itself then fails with the reason. */
 size_t dsc_cuda_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n) {
     size_t bytes;
     return ask_syev_bytes(device, dtype, n, &bytes) == DSC_OK ? bytes + ALIGNMENT : 0;
@@ -397,8 +396,8 @@ dsc_status dsc_cuda_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tens
     return DSC_OK;
 }
 
-/* Room for the copies of the small ones and their values. What cuSOLVER itself needs belongs to its workers:
- * it depends on which problems are solved side by side. */
+/* Returns the size of the copies of small problems and of their values. The workspace of cuSOLVER itself belongs to the
+ * workers: its size depends on which problems are solved at the same time. */
 size_t dsc_cuda_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n, int64_t count) {
     size_t rows = (size_t)(n < DSC_CUDA_SMALL ? n : DSC_CUDA_SMALL), size = dsc_dtype_size(dtype);
     (void)device;
@@ -437,7 +436,7 @@ dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t coun
     return DSC_OK;
 }
 
-/* ---- the last resort ---- */
+/* ---- the last resort: solving on the host ---- */
 
 typedef struct host_copy {
     dsc_device *device;

@@ -1,5 +1,5 @@
-/* The life of the solver and its crew. Handles, streams and workspaces are made when they are first needed,
- * and kept until the device goes. */
+/* Creates, runs and destroys the solver and its crew. Handles, streams and workspaces are created when they are first
+ * needed, and kept until the device is destroyed. */
 #include "device/cuda/solve_crew.h"
 
 #include "base/memory.h"
@@ -43,10 +43,10 @@ static void free_worker(dsc_cuda_worker *w, int with_stream) {
         (void)cudaStreamDestroy(w->stream);
 }
 
-/* Its contents are lost. */
+/* Makes a device workspace `bytes` bytes large; its contents are lost. */
 static dsc_status grow_device_space(void **space, size_t *capacity, size_t bytes) {
     if (*space)
-        DSC_CUDA_TRY(cudaFree(*space)); /* waits for what uses it */
+        DSC_CUDA_TRY(cudaFree(*space)); /* waits for the work that uses it */
     *space = NULL;
     *capacity = 0;
     cudaError_t error = cudaMalloc(space, bytes);
@@ -82,7 +82,7 @@ dsc_status dsc_cuda_worker_reserve(dsc_cuda_worker *w, size_t device_bytes, size
 
 /* ---- the crew ---- */
 
-/* The first job that nobody has taken; -1: none is left. */
+/* Takes and returns the next job; -1 if none is left. */
 static int64_t take_job(dsc_cuda_solver *s) {
     pthread_mutex_lock(&s->lock);
     int64_t i = s->next < s->jobs ? s->next++ : -1;
@@ -101,7 +101,7 @@ static dsc_status do_jobs(dsc_cuda_worker *w) {
     return DSC_OK;
 }
 
-/* A round of work, outside of the lock. The message is kept: it belongs to this thread. */
+/* Does a round of work, outside of the lock. Keeps the error message, which only this thread could read later. */
 static void do_round(dsc_cuda_worker *w) {
     w->status = do_jobs(w);
     if (w->status == DSC_OK)
@@ -132,7 +132,7 @@ static void *serve(void *argument) {
     return NULL;
 }
 
-/* Threads that wait for a round; one that starts now must not take an earlier round for a new one. */
+/* Starts threads, which wait for a round. One that starts now must not mistake an earlier round for a new one. */
 static dsc_status hire(dsc_cuda_solver *s, int wanted) {
     while (s->hired < wanted) {
         dsc_cuda_worker *w = &s->crew[s->hired];
@@ -263,7 +263,7 @@ static dsc_status create_solver(dsc_device *device, dsc_cuda_solver **out) {
     return DSC_OK;
 }
 
-/* Two threads may ask first. */
+/* Guards the creation of solvers: two threads may ask for one at the same time. */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 dsc_status dsc_cuda_solver_enter(dsc_device *device, dsc_cuda_solver **out) {

@@ -1,4 +1,4 @@
-/* The host's part of a batch of eigen problems. */
+/* The host's part of a batch of eigenvalue problems. */
 #include "device/cuda/solve_host.h"
 
 #include "base/memory.h"
@@ -70,7 +70,7 @@ static dsc_status grow_work(dsc_cuda_host *h) {
     return dsc_tensor_alloc(h->cpu, DSC_U8, 1, &bytes, &h->work);
 }
 
-/* Matrices and values, one after the other. */
+/* Places the copies of all matrices and values in the host memory, one after the other. */
 static dsc_status place_copies(dsc_cuda_host *h) {
     size_t bytes = 0;
     for (int64_t i = 0; i < h->count; i++)
@@ -122,7 +122,7 @@ static dsc_status do_problems(dsc_cuda_host *h) {
     return DSC_OK;
 }
 
-/* Outside of the lock. The message is kept: it belongs to this thread. */
+/* Solves all problems, outside of the lock. Keeps the error message, which only this thread could read later. */
 static void do_round(dsc_cuda_host *h) {
     h->status = do_problems(h);
     if (h->status == DSC_OK)

@@ -1,6 +1,5 @@
-/* What is done to matrices before and after cuSOLVER. A block of the grid's second dimension serves one
- * matrix; matrices of a launch may differ in size, and blocks beyond the end of a small one return at once.
- */
+/* Prepares matrices for cuSOLVER, and brings its results back. blockIdx.y is the number of the matrix. The matrices of
+ * a launch may differ in size; blocks beyond the end of a small one return at once. */
 #include "device/cuda/solve_kernels.h"
 
 namespace {
@@ -9,7 +8,7 @@ enum { TILE = 32, ROWS = 8, THREADS = TILE * ROWS, PER_THREAD = 8, MOST_BLOCKS =
 
 using places = dsc_cuda_solve_places;
 
-/* The largest of a block, for all of its threads; called once. */
+/* Returns the largest number of the block to all its threads. A kernel may call it only once. */
 __device__ int largest_of_block(int mine) {
     __shared__ int most;
     if (threadIdx.x == 0)
@@ -33,7 +32,7 @@ template <typename T> __global__ void check(const __grid_constant__ places p, in
         if (i - row * n > row)
             continue;
         T value = from[i];
-        bad |= !(value - value == 0); /* NaN and infinities are not */
+        bad |= !(value - value == 0); /* true for NaN and infinities */
         value = value < 0 ? -value : value;
         most = value > most ? value : most;
     }
@@ -43,12 +42,12 @@ template <typename T> __global__ void check(const __grid_constant__ places p, in
         atomicMax(&scales[place.index], scale);
 }
 
-/* The exponent that a solver does not see. */
+/* Returns the exponent that was taken out of the matrix before the solver saw it. */
 __device__ int exponent_of(int scale) {
     return scale == 0 || scale == DSC_CUDA_SOLVE_NOT_FINITE ? 0 : scale - DSC_CUDA_SOLVE_ONE;
 }
 
-/* ldexp, since the power itself may be beyond what T holds. */
+/* Uses ldexp, since the power itself may be outside the range of T. */
 template <typename T> __global__ void copy(const __grid_constant__ places p, const int *scales) {
     const dsc_cuda_solve_place &place = p.place[blockIdx.y];
     const T *from = static_cast<const T *>(place.from);
@@ -62,7 +61,7 @@ template <typename T> __global__ void copy(const __grid_constant__ places p, con
         to[i] = !bad ? ldexp(from[i], -exponent) : i % (n + 1) == 0 ? (T)1 : (T)0;
 }
 
-/* Block b of a triangle of tiles, counted row by row: its row. */
+/* Returns the row of tile b of a triangle of tiles that are counted row by row. */
 __device__ int64_t tile_row(int64_t b) {
     int64_t row = (int64_t)((sqrt(8.0 * (double)b + 1.0) - 1.0) / 2.0);
     while (row * (row + 1) / 2 > b)
@@ -72,7 +71,7 @@ __device__ int64_t tile_row(int64_t b) {
     return row;
 }
 
-/* A tile of a row-major matrix, from (row, column) on. */
+/* Loads the tile of a row-major matrix that begins at (row, column). */
 template <typename T>
 __device__ void load_tile(const T *m, int64_t n, int64_t row, int64_t column, T (*tile)[TILE + 1]) {
     int x = threadIdx.x % TILE;
@@ -81,7 +80,7 @@ __device__ void load_tile(const T *m, int64_t n, int64_t row, int64_t column, T 
             tile[y][x] = m[(row + y) * n + column + x];
 }
 
-/* The transpose of a tile, to (row, column) on. */
+/* Stores the transpose of a tile in the matrix, beginning at (row, column). */
 template <typename T>
 __device__ void store_turned(T *m, int64_t n, int64_t row, int64_t column, const T (*tile)[TILE + 1]) {
     int x = threadIdx.x % TILE;
@@ -90,7 +89,7 @@ __device__ void store_turned(T *m, int64_t n, int64_t row, int64_t column, const
             m[(row + y) * n + column + x] = tile[x][y];
 }
 
-/* A block takes a tile of the lower triangle and the one across the diagonal. */
+/* A block transposes a tile of the lower triangle and its mirror image across the diagonal. */
 template <typename T> __global__ void transpose(const __grid_constant__ places p, const int *scales) {
     __shared__ T low[TILE][TILE + 1], high[TILE][TILE + 1];
     const dsc_cuda_solve_place &place = p.place[blockIdx.y];

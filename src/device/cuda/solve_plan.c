@@ -1,47 +1,48 @@
-/* The plan of a batch of eigen problems. Everything that the GPU does adds up: cuSOLVER keeps it busy even
- * with one problem, so that several at once gain little. The host solves one problem per thread. Problems
- * move to the host as long as the longer of the two times falls. */
+/* Plans a batch of eigenvalue problems. The times of the problems on the GPU add up: cuSOLVER keeps the GPU busy even
+ * with one problem, so solving several at once gains little. The host solves one problem per thread. The plan moves
+ * problems to the host as long as the longer of the two times becomes shorter. */
 #include "device/cuda/solve_plan.h"
 
 #include <math.h>
 #include <stddef.h>
 
-/* ---- what things cost: float32 with vectors, in ms, on an H200 and a core of its host ---- */
+/* ---- costs: float32 with eigenvectors, in ms, on an H200 and a core of its host ---- */
 
 typedef struct point {
     double n, ms;
 } point;
 
-/* One problem of the crew's while the others work, too. */
+/* One problem of the crew, while the other threads of the crew are busy, too. */
 static const point crew_cost[] = {{144, 0.37}, {288, 1.3}, {576, 3.6}, {1024, 7.3},
                                   {2048, 20},  {2304, 25}, {4608, 104}};
-/* One problem on one core while others, and the crew's threads, are busy: 9 of 576 rows take 38 ms on 11
- * threads, one alone 20.6; all of ResNet-50's from 512 to 1152 rows 355 ms. */
+/* One problem on one core, while other cores and the crew's threads are busy: 9 problems of 576 rows take 38 ms on 11
+ * threads, one alone takes 20.6 ms; all of ResNet-50's from 512 to 1152 rows take 355 ms. */
 static const point host_cost[] = {{288, 8}, {576, 38}, {1152, 215}};
 
-/* One call for many problems of n rows: base (n / largest)^power, and more for each. Fitted to 10x288 18,
- * 9x512 22, 19x512 24, 15x1024 57; between and beyond these sizes a call is slower than the crew. */
+/* The time of one call for many problems of n rows: base (n / largest)^power + each (n / largest)^2 per problem. Fitted
+ * to 10x288: 18 ms, 9x512: 22, 19x512: 24, 15x1024: 57. Between and beyond these sizes a call is slower than the
+ * crew. */
 typedef struct range {
     int64_t smallest, largest, fewest;
     double base, power, each;
 } range;
 
 static const range ranges[] = {{257, 512, 12, 20, 0.25, 0.2}, {768, 1024, 8, 45, 1, 0.8}};
-static const range small = {1, DSC_CUDA_SMALL, 1, 0, 1, 3.0 / 26}; /* 26x256: 3.0 */
+static const range small = {1, DSC_CUDA_SMALL, 1, 0, 1, 3.0 / 26}; /* 26x256: 3.0 ms */
 
 enum {
-    MOST_SMALL = 16384,          /* cuSOLVER refuses 32768 and more in a call */
-    MOST_LARGE = 32,             /* in a call: 19 were measured */
-    HOST_SMALLEST = 257,         /* rows of what the host may take */
-    HOST_LARGEST = 1280,         /* a larger one takes a core too long */
-    CALLERS = DSC_CUDA_CREW + 1, /* threads that the host's part leaves alone */
+    MOST_SMALL = 16384,          /* problems in a call; cuSOLVER refuses 32768 and more */
+    MOST_LARGE = 32,             /* problems in a call; 19 were measured */
+    HOST_SMALLEST = 257,         /* rows of the smallest problem that the host may take */
+    HOST_LARGEST = 1280,         /* of the largest; a core takes too long for a larger one */
+    CALLERS = DSC_CUDA_CREW + 1, /* threads that the host's part leaves free */
     FEWEST_ON_HOST = 3,          /* threads */
 };
 
-/* They bound the time of planning. */
+/* Limits on the time that planning takes. */
 enum { MOST_SIZES = 32, MOST_STEPS = 16, MOST_ROUNDS = 64 };
 
-/* Between two points by a power of n; outside by that of the nearest two. */
+/* Interpolates between two points by a power of n; outside the points, extrapolates from the nearest two. */
 static double interpolate(const point *points, int count, double n) {
     int i = 0;
     while (i < count - 2 && n > points[i + 1].n)
@@ -84,13 +85,13 @@ int64_t dsc_cuda_plan_together(int64_t n, int64_t left) {
 typedef struct size {
     int64_t n, first, count, on_host;
     double crew_ms, host_ms;
-    const range *range; /* NULL: never together */
+    const range *range; /* NULL: they are never solved together */
 } size;
 
 typedef struct plan {
     size sizes[MOST_SIZES];
     int count, threads;
-    double rest; /* of the GPU: what stays there anyway */
+    double rest; /* ms on the GPU of the problems that the host cannot take */
 } plan;
 
 static const range *range_of(int64_t n) {
@@ -100,7 +101,7 @@ static const range *range_of(int64_t n) {
     return NULL;
 }
 
-/* Milliseconds that the GPU needs for the `left` problems of a size, by the better method. */
+/* Returns the milliseconds that the GPU needs for `left` problems of a size, and sets the faster method. */
 static double left_ms(const size *s, int64_t left, dsc_cuda_method *method) {
     double alone = (double)left * s->crew_ms;
     *method = DSC_CUDA_BY_CREW;
@@ -113,7 +114,7 @@ static double left_ms(const size *s, int64_t left, dsc_cuda_method *method) {
     return together;
 }
 
-/* The longest first, each to the thread that is free first. */
+/* Returns when the host is done if problems are assigned longest first, each to the thread that is free first. */
 static double makespan(const plan *p) {
     double busy[DSC_CUDA_MOST_ON_HOST] = {0}, last = 0;
     for (int s = 0; s < p->count; s++) {
@@ -139,7 +140,7 @@ static dsc_cuda_expected expect(const plan *p) {
     return e;
 }
 
-/* Whether the longer side of a is shorter than that of b; where they are equal, the GPU's. */
+/* Returns whether the longer side of a is shorter than that of b; if they are equal, compares the GPU's times. */
 static int better(dsc_cuda_expected a, dsc_cuda_expected b) {
     double longer_a = fmax(a.gpu, a.host), longer_b = fmax(b.gpu, b.host);
     return longer_a < longer_b || (longer_a == longer_b && a.gpu < b.gpu);
@@ -147,7 +148,7 @@ static int better(dsc_cuda_expected a, dsc_cuda_expected b) {
 
 /* ---- the plan ---- */
 
-/* The best number of one size to give to the host when all others stay as they are. */
+/* Finds how many problems of one size it is best to give to the host if the other sizes stay as they are. */
 static dsc_cuda_expected improve_size(plan *p, size *s, int64_t *best) {
     int64_t step = s->count > MOST_STEPS ? s->count / MOST_STEPS : 1, kept = s->on_host;
     dsc_cuda_expected least = expect(p);
@@ -166,7 +167,7 @@ static dsc_cuda_expected improve_size(plan *p, size *s, int64_t *best) {
     return least;
 }
 
-/* Changes that size which gains most. Returns 1 when the longer side became shorter. */
+/* Changes the size for which that gains most. Returns 1 if the longer side became shorter. */
 static int improve(plan *p) {
     dsc_cuda_expected now = expect(p), least = now;
     int64_t number, best = 0;
@@ -185,7 +186,7 @@ static int improve(plan *p) {
     return 1;
 }
 
-/* Adds the turns of one size, with the method that they get unless the host takes them. */
+/* Adds the turns of one size, and sets the method that they have unless the host takes them. */
 static void add_size(plan *p, dsc_cuda_turn *turns, int64_t first, int64_t count) {
     int64_t n = turns[first].n;
     dsc_cuda_method method = DSC_CUDA_TOGETHER;

@@ -1,20 +1,20 @@
-/* What the files of the cuda backend share: the state of a device and of a queue, and how errors are raised.
+/* Shared by the files of the CUDA backend: the state of a device and of a queue, and macros that raise errors.
  *
- *   cuda.c          life, queues, events, recordings, the table;  memory.c: memory
- *   operations.cu   makes the GPU current for every operation (current.h)
+ *   cuda.c          devices, queues, events, recordings, the table of functions;  memory.c: memory
+ *   operations.cu   makes the device's GPU current for every operation (current.h)
  *   products.c      cuBLAS: single products;  grouped.c/.cu: many products at once, on tensor cores
- *   halves.c/.cu    large products, and Gram matrices of rows, as products of fp16
- *   solve.c         cuSOLVER: eigen solves, many at once on streams of their own
- *   jacobi.c/.cu    eigen solves of few rows, many at once, where they may be quick
+ *   halves.c/.cu    large products, and Gram matrices of rows, as products of fp16 matrices
+ *   solve.c         cuSOLVER: eigenvalue problems, many at once on streams of their own
+ *   jacobi.c/.cu    small eigenvalue problems that are marked as quick, many at once
  *   cholesky.c/.cu  inverses and orthonormal columns, many at once
  *   conv.c          cuDNN: convolutions
- *   gram.c/.cu      factors: Gram matrices of patches
- *   refresh.c/.cu   eigenbases turned and measured
- *   elementwise, second, optim, layer, norm, pool, loss (.cu)   own kernels
+ *   gram.c/.cu      Kronecker factors: Gram matrices of patches
+ *   refresh.c/.cu   the refresh of eigenbases: rotations and Rayleigh quotients
+ *   elementwise, second, optim, layer, norm, pool, loss (.cu)   our own kernels
  *
- * A .cu file holds kernels, their launches and, where that is all there is to it, the operations of the table
- * that launch them; what plans or calls libraries is in a .c file. Everything runs in the stream of the queue
- * and is deterministic. */
+ * A .cu file holds kernels, the functions that launch them and, where an operation of the table does nothing else,
+ * the operation itself. Code that plans, or calls libraries, is in a .c file. Everything runs in the stream of the
+ * queue and is deterministic. */
 #ifndef DSC_DEVICE_CUDA_STATE_H
 #define DSC_DEVICE_CUDA_STATE_H
 
@@ -29,7 +29,7 @@
 #include <cudnn.h>
 #endif
 
-/* A piece of memory that is allocated. */
+/* An allocated piece of memory. */
 typedef struct dsc_cuda_block {
     void *data;
     size_t bytes;
@@ -39,10 +39,10 @@ typedef struct dsc_cuda {
     int ordinal;         /* of the GPU */
     int strict;          /* 1: float32 throughout, no TF32 in convolutions (device "cuda:fp32") */
     int capability;      /* 80, 90, ... */
-    int multiprocessors; /* how many */
+    int multiprocessors; /* their number */
     size_t shared;       /* bytes of shared memory that a block may have */
-    void *solver;        /* solve.c's own, made at its first use */
-    /* memory.c's own: what is allocated, guarded by `lock` */
+    void *solver;        /* the state of solve.c, created at its first use */
+    /* The allocations, which only memory.c uses; guarded by `lock`. */
     pthread_mutex_t lock;
     dsc_cuda_block *blocks;
     int64_t block_count, block_capacity;
@@ -52,16 +52,16 @@ enum { DSC_CUDA_SCRATCH = 16 << 20, DSC_CUDA_TICKETS = 4096, DSC_CUDA_BLAS_WORKS
 
 typedef struct dsc_cuda_queue {
     cudaStream_t stream;
-    int wrapped;        /* the stream is the caller's */
-    dsc_cuda_launch at; /* what launches need */
+    int wrapped;        /* 1: the stream belongs to the caller */
+    dsc_cuda_launch at; /* what every launch function gets */
     int recording;
 #ifndef DSC_EMULATED
     cublasHandle_t blas;
     cudnnHandle_t dnn;
 #endif
     void *blas_workspace;
-    void *halves;       /* halves.c's own, made at its first use */
-    void *first_halves; /* what was too small and has been replaced */
+    void *halves;       /* memory of halves.c, allocated at its first use */
+    void *first_halves; /* an earlier, smaller one, which recordings may still use */
     int64_t halves_bytes;
     void *staging; /* cuda.c's pinned memory for small uploads */
 } dsc_cuda_queue;
@@ -74,27 +74,27 @@ static inline dsc_cuda_queue *dsc_cuda_queue_of(const dsc_queue *q) {
     return (dsc_cuda_queue *)q->state;
 }
 
-/* Makes the device's GPU the current one of a thread of the library's own. In a caller's thread it is current
- * while a function of the table runs (current.h). */
+/* Makes the device's GPU the current one of a thread that the library has started. In a caller's thread it is
+ * current while a function of the table runs (current.h). */
 dsc_status dsc_cuda_use(const dsc_device *device) DSC_MUST_CHECK;
 
-/* Allocates zeroed memory of the current GPU. Our streams do not wait for the one that fills in the zeros, so
- * the call does. */
+/* Allocates zeroed memory on the current GPU. Waits until the zeros are written, since our streams do not wait for
+ * the stream that writes them. */
 dsc_status dsc_cuda_take_zeroed(size_t bytes, void **out) DSC_MUST_CHECK;
 
-/* What frees may be called by a garbage collector while the caller captures a stream into a graph: in relaxed
- * mode the capture goes on. Returns the mode before. */
+/* Sets the thread's capture mode and returns the previous one. Functions that free memory may be called by a garbage
+ * collector while the caller captures a stream into a graph: in relaxed mode that does not end the capture. */
 enum cudaStreamCaptureMode dsc_cuda_capture_mode(enum cudaStreamCaptureMode mode);
 
-/* 1 while the queue is being recorded by the library, or its stream captured into a graph by the caller. */
+/* Returns 1 while the library records the queue, or the caller captures its stream into a graph. */
 int dsc_cuda_is_recorded(const dsc_queue *q);
 
-/* Fails, with the name of an operation that waits or copies from or to the host, while the queue is being
- * recorded or captured. */
+/* For operations that wait, or copy from or to the host: fails while the queue is being recorded or captured. `what`
+ * is the operation's name, for the message. */
 dsc_status dsc_cuda_refuse_recording(const dsc_queue *q, const char *what) DSC_MUST_CHECK;
 
 #ifndef DSC_EMULATED
-/* DSC_CUDA_TRY for cuBLAS and cuDNN. */
+/* The counterparts of DSC_CUDA_TRY for cuBLAS and cuDNN. */
 dsc_status dsc_cuda_blas_fail(cublasStatus_t status, const char *what, const char *file, int line);
 dsc_status dsc_cuda_dnn_fail(cudnnStatus_t status, const char *what, const char *file, int line);
 #define DSC_BLAS_TRY(call)                                                                                   \

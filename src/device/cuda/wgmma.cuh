@@ -1,21 +1,22 @@
-/* Products of a warpgroup, four warps whose first is a multiple of four, on Hopper's tensor cores; plain versions
- * with the same layout in the emulator. Files that include this are compiled for sm_90a (cmake/cuda.cmake).
+/* Matrix products of a warpgroup on Hopper's tensor cores, with plain versions of the same layout for the emulator. A
+ * warpgroup is four warps, the first of which has a number that is a multiple of four. Files that include this are
+ * compiled for sm_90a (cmake/cuda.cmake).
  *
- * C is in registers, 16 rows a warp, in the layout of mma.cuh's products of halves: C[64,64] is c[8][4], where c[n]
- * has columns 8 n .. 8 n + 7. B lies in shared memory, in a tile of 64 rows of 64 halves, 128 bytes a row. Its 16-byte
- * pieces are exchanged within a row, so that eight rows of a column are in different banks: piece p of row r is at place
- * p ^ (r % 8). A tile starts at a multiple of 1024 bytes. A is such a tile, too, or in registers, in mma.cuh's layout;
- * nvcc 13.0 was seen to reuse registers of A that later products needed, so only what is made anew for a product should
- * be there.
+ * C is in registers, 16 rows per warp, in the layout of mma.cuh's products of halves: C[64,64] is c[8][4], where c[n]
+ * holds columns 8 n .. 8 n + 7. B is a tile in shared memory of 64 rows of 64 halves, 128 bytes per row. The 16-byte
+ * pieces of a row are permuted, so that eight rows of a column are in different banks: piece p of row r is at place
+ * p ^ (r % 8). A tile is aligned to 1024 bytes. A is such a tile, too, or in registers, in mma.cuh's layout. nvcc 13.0
+ * was seen to reuse registers of A that later products still needed, so pass in registers only values that are computed
+ * anew for each product. The code that nvcc 13.0.88 makes of attention_hopper.cu was checked for this (docs/gpu.md).
  *
  * Products are asynchronous. All threads of the warpgroup call
- *   dsc_wgmma_begin    after registers of the products have been written and before the first product;
+ *   dsc_wgmma_begin    after writing registers that products use and before the first product;
  *   dsc_wgmma_commit   to close a group of products;
- *   dsc_wgmma_wait<N>  until at most N groups are in flight;
- *   dsc_wgmma_settle   with the accumulators of a group that was waited for, before they are used.
- * Until then the registers of A and C and the tile may not be changed. Accumulators that start with zeros before a loop
- * are settled there, too: else nvcc 13.0 may move the zeros into the loop, and waits after every product (its note
- * C7515). */
+ *   dsc_wgmma_wait<N>  to wait until at most N groups are in flight;
+ *   dsc_wgmma_settle   on the accumulators of a group, after waiting for it and before using them.
+ * Until then the registers of A and C and the tiles must not be changed. Accumulators that are zeroed before a loop
+ * must be settled there, too: otherwise nvcc 13.0 may move the zeroing into the loop, and then waits after every
+ * product (its note C7515). */
 #ifndef DSC_DEVICE_CUDA_WGMMA_CUH
 #define DSC_DEVICE_CUDA_WGMMA_CUH
 
@@ -28,7 +29,7 @@ enum {
     DSC_WGMMA_TILE = DSC_WGMMA_SIDE * DSC_WGMMA_SIDE
 }; /* halves in a row and in a tile */
 
-/* Where in its tile half `column` of a row is, a multiple of 8. */
+/* Returns the index in the tile of the half at (row, column), where column is a multiple of 8. */
 DSC_MMA int dsc_wgmma_place(int row, int column) {
     return row * DSC_WGMMA_SIDE + (column ^ (row & 7) * 8);
 }
@@ -54,12 +55,12 @@ DSC_MMA void dsc_wgmma_settle(float (&c)[8][4]) {
         asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
 }
 
-/* Makes what this thread has written to shared memory visible to products; a barrier follows. */
+/* Makes this thread's writes to shared memory visible to products; a barrier must follow. */
 DSC_MMA void dsc_wgmma_publish(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* The tile as B: 1024 bytes between groups of eight rows, pieces exchanged over 128 bytes. */
+/* Returns the descriptor of a tile: 1024 bytes between groups of eight rows, 128-byte swizzling. */
 DSC_MMA uint64_t dsc_wgmma_describe(const void *tile) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 16 |
            (dsc_shared_address(tile) & 0x3FFFF) >> 4;
@@ -93,7 +94,7 @@ DSC_MMA uint64_t dsc_wgmma_describe(const void *tile) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                        \
                  : "memory")
 
-/* c (+)= columns 16 k .. 16 k + 15 of tile `a`, times the transpose of those of tile `b`; add 0: c is not read. */
+/* c (+)= columns 16 k .. 16 k + 15 of tile `a`, times the transpose of those of tile `b`. With add 0, c is not read. */
 DSC_MMA void dsc_wgmma_rows(float (&c)[8][4], const __nv_bfloat16 *a, const __nv_bfloat16 *b, int k,
                             int add) {
     uint64_t down = (uint64_t)(k * 32 >> 4);
