@@ -1,4 +1,4 @@
-/* Where the ranks of a communicator are, for backends that are not told by a library such as MPI. */
+/* Finds out where the ranks of a communicator are, for backends without a library such as MPI that tells them. */
 #include "comm/table.h"
 
 #include "base/error.h"

@@ -18,8 +18,8 @@ dsc_status dsc_lift_wait(dsc_comm *comm, dsc_lift *lift) DSC_MUST_CHECK;
 /* Frees all memory. */
 void dsc_lifts_free(dsc_lifts **lifts);
 
-/* Does the work of dsc_comm_create_from_contact. by_nccl 0, for tests: without NCCL, so that GPU tensors and all that
- * goes through a GPU are refused. */
+/* Does the work of dsc_comm_create_from_contact. by_nccl 0, for tests: without NCCL, so that nothing can go through a
+ * GPU unless the test provides a device_table. */
 dsc_status dsc_contact_create(const dsc_comm_contact *contact, const dsc_comm_options *options, int by_nccl,
                               dsc_comm **out) DSC_MUST_CHECK;
 
