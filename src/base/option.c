@@ -725,7 +725,7 @@ int dsc_option_applies(const dsc_option *table, const dsc_option *o, const void 
     for (int i = 0; i < DSC_OPTION_RULES && o->rules[i].when; i++) {
         dsc_option_rule rule = o->rules[i];
         char positive[64];
-        snprintf(positive, sizeof positive, "%s>0", rule.when); /* which were given is not known */
+        snprintf(positive, sizeof positive, "%s>0", rule.when); /* here it is not known what was given */
         if (!strpbrk(rule.when, "=>"))
             rule.when = positive;
         if (!dsc_option_rule_holds(table, &rule, values, NULL))

@@ -24,7 +24,7 @@ typedef enum dsc_rng_purpose {
     DSC_RNG_FISHER = 7,   /* epoch: step, index: sample */
     DSC_RNG_REPLACE = 8,  /* index: the sample that cannot be read */
     DSC_RNG_SPLIT = 9,    /* epoch: class, index: position */
-    DSC_RNG_MIX = 10,     /* index: sample; its partner in mixup and CutMix */
+    DSC_RNG_MIX = 10,     /* index: sample; mixup and CutMix: its partner */
     DSC_RNG_VARY = 11,    /* index: sample; RandAugment and erasing */
     DSC_RNG_GROUP = 12,   /* index: position among the groups */
     DSC_RNG_WINDOW = 13,  /* where the windows of a text begin */

@@ -222,7 +222,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* ---- the beginning and the end ---- */
+/* ---- starting and stopping ---- */
 
 static void free_trace(void) {
     if (trace.file >= 0 && close(trace.file) != 0 && !trace.error)

@@ -13,7 +13,7 @@ typedef struct dsc_mpi_functions {
     const char *library; /* "openmpi", "mpich", or "mpi" for any other library */
     /* Fills in table, state, rank, size, local_rank, local_size, threads and description. Collective. */
     dsc_status (*open)(dsc_comm *comm, const dsc_comm_options *options);
-    /* 1 while MPI is initialised, by this library or by the program. */
+    /* Returns 1 while MPI is initialised, by this library or by the program. */
     int (*is_up)(void);
     /* Ends all processes of the job. */
     void (*end_job)(int exit_status);

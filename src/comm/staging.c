@@ -3,14 +3,14 @@
  * are in the order of the communicator's queue, and the host waits for both, because the transport knows nothing
  * of queues, and the next operation reuses the staging memory.
  *
- *   op               copied to the host      copied back
- *   all-reduce       the vector              the vector
- *   reduce           the vector              the vector, at the root
- *   broadcast        the vector, at the root the vector, elsewhere
- *   all-gather       the own part            all parts
- *   reduce-scatter   all parts               the own part
+ *   op               copied to the host        copied back
+ *   all-reduce       the vector                the vector
+ *   reduce           the vector                the vector, at the root
+ *   broadcast        the vector, at the root   the vector, elsewhere
+ *   all-gather       the own part              all parts
+ *   reduce-scatter   all parts                 the own part
  *   send             the vector
- *   recv                                     the vector */
+ *   recv                                       the vector */
 #include "comm/table.h"
 
 #include "base/error.h"

@@ -63,8 +63,8 @@ typedef struct dsc_comm_table {
     /* Fills in rank, size, local_rank, local_size and state of `child`; leaves them alone for a negative
      * colour. Collective. */
     dsc_status (*split)(dsc_comm *comm, int colour, int key, dsc_comm *child);
-    /* Starts one piece of 1 to message_limit elements (counting all parts in all-gather and
-     * reduce-scatter). */
+    /* Starts one piece of 1 to message_limit elements (of all parts together, for all-gather and
+     * reduce-scatter); a device_table takes any length. */
     dsc_status (*start)(dsc_comm *comm, const dsc_transfer *transfer, dsc_piece *piece);
     dsc_status (*test)(dsc_comm *comm, dsc_piece *piece, int *done);
     dsc_status (*wait)(dsc_comm *comm, dsc_piece *piece);
@@ -141,7 +141,7 @@ struct dsc_comm {
     const struct dsc_nccl_functions *nccl; /* for kind "nccl" (backends.h); NULL for other kinds */
     int has_nccl_id; /* 1: all ranks already know nccl_id, and dsc_nccl_functions.inherit uses it */
     unsigned char nccl_id[DSC_NCCL_ID_BYTES];
-    int thread_multiple; /* as in the options */
+    int thread_multiple; /* as in dsc_comm_options */
     int alone_too;       /* 1: even a single rank uses the transport; set by tests */
     dsc_request *requests, *free_requests;
     dsc_staging *free_staging;
@@ -192,7 +192,7 @@ void dsc_comm_drop_requests(dsc_comm *comm);
 int dsc_comm_is_limited(const dsc_request *request);
 /* Waits for the request's pieces. At the time limit, or after an alarm, sets request->expired and fails. */
 dsc_status dsc_comm_wait_limited(dsc_request *request) DSC_MUST_CHECK;
-/* How long a wait has lasted so far; all zero at its start. */
+/* How long a wait has lasted so far; starts as all zeros. */
 typedef struct dsc_patience {
     double looked; /* dsc_clock_now() of the last call (0: none yet) */
     double waited; /* seconds */

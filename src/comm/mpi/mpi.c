@@ -273,7 +273,7 @@ static dsc_status locate(const dsc_mpi_state *mpi, dsc_comm *comm, MPI_Comm *nod
     return dsc_mpi_check(MPI_Comm_size(*node, &comm->local_size), "MPI_Comm_size");
 }
 
-/* The ranks of a node that are bound to the same CPUs share them. */
+/* Divides the CPUs among the ranks of a node that are bound to the same ones. */
 static dsc_status share_cpus(MPI_Comm node, int *threads) {
     int cpus, sharers;
     uint64_t hash;

@@ -10,7 +10,7 @@ typedef struct dsc_mpi_state {
     MPI_Comm comm;
 } dsc_mpi_state;
 
-/* 1 while MPI is initialised, by this library or by the program. */
+/* Returns 1 while MPI is initialised, by this library or by the program. */
 int dsc_mpi_is_up(void);
 /* Makes the MPI library visible to its plug-ins. To be called before MPI is initialised. */
 void dsc_mpi_serve_plugins(void);
