@@ -1,4 +1,4 @@
-/* Wall-clock seconds from an arbitrary start, monotonic. */
+/* Monotonic time in seconds since an arbitrary moment. */
 #ifndef DSC_BASE_CLOCK_H
 #define DSC_BASE_CLOCK_H
 

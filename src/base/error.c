@@ -1,4 +1,4 @@
-/* Thread-local error text and trace. */
+/* Error messages and traces, one of each per thread. */
 #include "base/error.h"
 
 #include <stdarg.h>
@@ -10,7 +10,7 @@ enum { MESSAGE_SIZE = 2048, TRACE_SIZE = 2048 };
 
 static _Thread_local char message[MESSAGE_SIZE];
 static _Thread_local char trace[TRACE_SIZE];
-static _Thread_local unsigned raised; /* errors of this thread so far */
+static _Thread_local unsigned raised; /* number of errors that this thread has raised so far */
 static atomic_int own_rank = -1;
 
 const char *dsc_status_text(dsc_status status) {

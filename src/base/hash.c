@@ -1,7 +1,7 @@
 /* FNV-1a's scheme (exclusive or, then multiply) on 64-bit words, with one change: the high half is folded
- * into the low one after each multiplication. A product mod 2^64 carries upwards only; unfolded, two flipped
- * sign bits at the top of two words would cancel. For a fixed hash each step is a bijection of the word, and
- * for a fixed word one of the hash, so a change of a single word always changes the result. */
+ * into the low one after each multiplication. A product mod 2^64 only carries upwards: without the folding, flips
+ * of the sign bits at the top of two words would cancel. For a fixed hash each step is a bijection of the word, and
+ * for a fixed word a bijection of the hash, so changing a single word always changes the result. */
 #include "base/hash.h"
 
 #include <string.h>

@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Continues `hash` (0 at the start) with `bytes` bytes. Data may come in pieces when all but the last are a
- * multiple of 8 bytes long. */
+/* Returns `hash` (0 at the start) extended by `bytes` bytes. Data may be hashed in pieces if the lengths of all but the
+ * last are multiples of 8 bytes. */
 DSC_MODULE_API uint64_t dsc_hash_bytes(uint64_t hash, const void *data, size_t bytes);
 
 #endif

@@ -1,5 +1,5 @@
-/* Large blocks ask for large pages: a training step uses hundreds of megabytes, and address translation with
- * pages of 4 KiB takes more than a tenth of its time, above all in virtual machines. */
+/* Large blocks are given huge pages if possible: a training step uses hundreds of megabytes, and with pages of
+ * 4 KiB address translation takes more than a tenth of its time, above all in virtual machines. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "base/memory.h"
 
@@ -23,14 +23,14 @@ void dsc_memory_fail_at(int64_t nth) {
 
 enum { LARGE_PAGE = 2 << 20 };
 
-/* Returns `bytes` > 0 bytes, not cleared, or NULL. */
+/* Allocates `bytes` > 0 bytes, uninitialised; returns NULL on failure. */
 static void *take(size_t bytes) {
     size_t alignment = bytes >= 2 * (size_t)LARGE_PAGE ? LARGE_PAGE : DSC_ALIGNMENT;
     size_t rounded = (bytes + alignment - 1) / alignment * alignment;
     void *p = aligned_alloc(alignment, rounded);
 #ifdef MADV_HUGEPAGE
     if (p && alignment == LARGE_PAGE)
-        (void)madvise(p, rounded, MADV_HUGEPAGE); /* may fail: everything works without, only slower */
+        (void)madvise(p, rounded, MADV_HUGEPAGE); /* may fail: everything still works, only slower */
 #endif
     return p;
 }
@@ -60,7 +60,7 @@ void dsc_memory_keep(void *p) {
     } node;
     static _Atomic(node *) kept;
     node *n = malloc(sizeof *n);
-    if (!n) /* then leak checkers report it, and nothing else happens */
+    if (!n) /* leak checkers then report the memory, with no other consequence */
         return;
     n->p = p;
     n->next = atomic_load(&kept);

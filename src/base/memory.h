@@ -1,5 +1,5 @@
-/* Host memory: every allocation of the library goes through here, so that tests can count them and make them
- * fail. Failure is reported as DSC_E_MEMORY with the number of bytes asked for. */
+/* Host memory: every allocation of the library goes through here, so that tests can count allocations and make
+ * them fail. Failures are reported as DSC_E_MEMORY with the requested number of bytes. */
 #ifndef DSC_BASE_MEMORY_H
 #define DSC_BASE_MEMORY_H
 
@@ -11,21 +11,21 @@
 
 enum { DSC_ALIGNMENT = 64 };
 
-/* `count` zeroed elements of `size` bytes, aligned to DSC_ALIGNMENT; count 0 gives a valid pointer. */
+/* Allocates `count` zeroed elements of `size` bytes, aligned to DSC_ALIGNMENT; count 0 gives a valid pointer. */
 DSC_MODULE_API dsc_status dsc_memory_alloc(int64_t count, size_t size, void *out) DSC_MUST_CHECK;
 /* Frees *p (p is the address of a pointer; *p may be NULL) and sets it to NULL. */
 DSC_MODULE_API void dsc_memory_free(void *p);
-/* For memory that can never be freed, since MPI may still write to it: keeps a pointer, so that leak
- * checkers do not report it. */
+/* Keeps a pointer to memory that can never be freed, because MPI may still write to it, so that leak checkers
+ * do not report it. */
 void dsc_memory_keep(void *p);
-/* A copy of `text`. */
+/* Sets *out to a copy of `text`, which the caller frees with dsc_memory_free. */
 dsc_status dsc_memory_strdup(const char *text, char **out) DSC_MUST_CHECK;
-/* Grows *array, whose capacity is *capacity, to at least `needed` elements and keeps its contents. */
+/* Grows *array from *capacity to at least `needed` elements of `size` bytes, keeping its contents. */
 DSC_MODULE_API dsc_status dsc_memory_grow(void *array, int64_t *capacity, int64_t needed,
                                           size_t size) DSC_MUST_CHECK;
 
-/* For tests: the number of allocations so far; and which of the following ones fails (1: the next, 0:
- * none). */
+/* For tests: the first returns the number of allocations so far; the second makes one of those that follow fail
+ * (1: the next, 0: none). */
 int64_t dsc_memory_allocations(void);
 void dsc_memory_fail_at(int64_t nth);
 

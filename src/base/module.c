@@ -21,16 +21,16 @@ static struct {
     const dsc_module *modules[MODULES_MAX];
 } loaded = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* A search for one file. */
+/* The search for a module's file. */
 typedef struct search {
     const char *name;             /* of the module */
     char path[PATH_SIZE];         /* the file that was found */
-    char searched[SEARCHED_SIZE]; /* the files that are not there, for the message */
+    char searched[SEARCHED_SIZE]; /* the files that do not exist, for the message */
 } search;
 
-/* ---- where modules are ---- */
+/* ---- finding the file ---- */
 
-/* Adds a file to the list for the message, or "..." where the list is full. */
+/* Adds a file to the list for the message, or "..." if the list is full. */
 static void note_searched(search *s, const char *path) {
     size_t used = strlen(s->searched);
     if (used >= 3 && strcmp(s->searched + used - 3, "...") == 0)
@@ -39,7 +39,7 @@ static void note_searched(search *s, const char *path) {
     snprintf(s->searched + used, SEARCHED_SIZE - used, "%s%s", used > 0 ? ", " : "", fits ? path : "...");
 }
 
-/* 1 when FOLDER[/BELOW]/libdescent-NAME.so exists; s->path is its name then. */
+/* Returns 1 if FOLDER[/BELOW]/libdescent-NAME.so exists, whose path is then in s->path. */
 static int is_in(search *s, const char *folder, size_t length, const char *below) {
     int n = snprintf(s->path, sizeof s->path, "%.*s%s%s/libdescent-%s.so", (int)length, folder,
                      *below ? "/" : "", below, s->name);
@@ -51,7 +51,7 @@ static int is_in(search *s, const char *folder, size_t length, const char *below
     return 0;
 }
 
-/* Searches the folders of a list that is separated by colons. */
+/* Searches the folders of a colon-separated list. */
 static int is_in_list(search *s, const char *list) {
     while (list && *list) {
         size_t length = strcspn(list, ":");
@@ -63,14 +63,14 @@ static int is_in_list(search *s, const char *list) {
     return 0;
 }
 
-/* Searches beside the file `library`. */
+/* Searches the folder of modules beside the file `library`. */
 static int is_beside(search *s, const char *library) {
     const char *slash = strrchr(library, '/');
     return slash ? is_in(s, library, (size_t)(slash - library), DSC_MODULE_FOLDER)
                  : is_in(s, ".", 1, DSC_MODULE_FOLDER);
 }
 
-/* Searches beside this library, by the name that it was loaded with and, where that is a link, by its own. */
+/* Searches beside this library: beside the path from which it was loaded and, if that is a link, beside its target. */
 static int is_beside_library(search *s) {
     Dl_info own;
     char real[PATH_SIZE];
@@ -92,8 +92,8 @@ static dsc_status find_file(search *s) {
 
 /* ---- loading ---- */
 
-/* The symbols of a module and of all libraries that it needs stay local: other parts of the process may have
- * other copies of them. A module is never closed: its libraries leave threads and exit handlers. */
+/* Loads the file. The symbols of a module and of all libraries that it needs stay local, because other parts of the
+ * process may use other copies of them. A module is never closed: its libraries leave threads and exit handlers. */
 static dsc_status open_file(const search *s, const char *function, const dsc_module **out) {
     void *handle = dlopen(s->path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
@@ -107,7 +107,7 @@ static dsc_status open_file(const search *s, const char *function, const dsc_mod
     void *symbol = dlsym(handle, function);
     if (!symbol)
         return DSC_FAIL(DSC_E_FORMAT, "%s is no module of descent: it has no function %s", s->path, function);
-    memcpy(&entry, &symbol, sizeof entry); /* ISO C does not convert between the two kinds of pointers */
+    memcpy(&entry, &symbol, sizeof entry); /* ISO C does not convert object pointers to function pointers */
     *out = entry();
     return DSC_OK;
 }
@@ -133,7 +133,7 @@ static const dsc_module *find_loaded(const char *name) {
     return NULL;
 }
 
-/* With the lock held. */
+/* Loads a module, unless that has been done. With the lock held. */
 static dsc_status load(const char *name, const char *function, const dsc_module **out) {
     search s = {.name = name};
     *out = find_loaded(name);

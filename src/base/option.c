@@ -1,4 +1,4 @@
-/* Values of options: text to value and back, checks, rules, defaults. */
+/* Values of options: conversion from and to text, checks, rules, defaults. */
 #include "base/option.h"
 
 #include "base/error.h"
@@ -12,14 +12,14 @@
 
 enum { MAX_WORD = 64 }; /* longer words get no suggestion */
 
-/* ---- words that look alike ---- */
+/* ---- similar words ---- */
 
 static int min3(int a, int b, int c) {
     int m = a < b ? a : b;
     return m < c ? m : c;
 }
 
-/* Least number of letters inserted, deleted, replaced or swapped with their neighbour. */
+/* Returns the least number of letters to insert, delete, replace or swap with their neighbour to turn a into b. */
 static int edit_distance(const char *a, const char *b) {
     int la = (int)strlen(a), lb = (int)strlen(b);
     if (la >= MAX_WORD || lb >= MAX_WORD)
@@ -43,7 +43,7 @@ static int edit_distance(const char *a, const char *b) {
 const char *dsc_option_nearest(const char *word, const char *const *candidates, int64_t count) {
     const char *best = NULL;
     size_t length = strlen(word);
-    int limit = length < 3 ? 1 : 1 + (int)(length / 4); /* a third of a short word may be wrong, no more */
+    int limit = length < 3 ? 1 : 1 + (int)(length / 4); /* how many letters may be wrong */
     int best_distance = limit + 1;
     if (length >= MAX_WORD)
         return NULL;
@@ -51,7 +51,7 @@ const char *dsc_option_nearest(const char *word, const char *const *candidates, 
         int distance = edit_distance(word, candidates[i]);
         size_t common = strlen(candidates[i]) < length ? strlen(candidates[i]) : length;
         if (common >= 3 && strncmp(word, candidates[i], common) == 0 && distance > limit)
-            distance = limit; /* one is the beginning of the other */
+            distance = limit; /* one is a prefix of the other */
         if (distance < best_distance) {
             best_distance = distance;
             best = candidates[i];
@@ -168,7 +168,7 @@ static dsc_status check_range(const dsc_option *option, dsc_option_place at, con
 
 /* ---- text to value ---- */
 
-/* strtod and strtoll would also take leading blanks, "nan" and "inf". */
+/* Returns 1 if `value` may be a number: strtod and strtoll would also accept leading blanks, "nan" and "inf". */
 static int is_plain_number_start(const char *value) {
     return isdigit((unsigned char)*value) || (*value && strchr("+-.", *value));
 }
@@ -211,7 +211,7 @@ static dsc_status parse_uint64(const dsc_option *option, dsc_option_place at, co
     return DSC_OK;
 }
 
-/* "0.25", "1/4". */
+/* Parses "0.25" or "1/4". */
 static dsc_status parse_fraction(const dsc_option *option, dsc_option_place at, const char *value,
                                  double *out) {
     char *end = NULL;
@@ -243,7 +243,7 @@ static dsc_status parse_choice(const dsc_option *option, dsc_option_place at, co
     return bad_value(option, at, value, why);
 }
 
-/* A whole number at *text, digits only; moves *text past it. */
+/* Reads a whole number up to `high`, digits only, at *text, and moves *text past it. Returns 0 if there is none. */
 static int read_count(const char **text, long high, long *out) {
     char *end;
     if (!isdigit((unsigned char)**text))
@@ -254,7 +254,8 @@ static int read_count(const char **text, long high, long *out) {
     return errno == 0 && *out <= high;
 }
 
-/* "0:1 30:2", commas or blanks between the pairs; the first numbers rise, the second are 1 at least. */
+/* Parses pairs such as "0:1 30:2", with commas or blanks between them; the first numbers increase, the second are at
+ * least 1. */
 static dsc_status parse_pairs(const dsc_option *option, dsc_option_place at, const char *value,
                               void *values) {
     static const char blanks[] = ", \t";
@@ -287,7 +288,7 @@ static dsc_status parse_pairs(const dsc_option *option, dsc_option_place at, con
     return DSC_OK;
 }
 
-/* Splits the words (each may hold several numbers, apart by blanks or commas) into the list. */
+/* Parses the words, each of which may hold several numbers separated by blanks or commas, into the list. */
 static dsc_status parse_list(const dsc_option *option, dsc_option_place at, const char *const *words,
                              int count, void *values) {
     double *list = (double *)(void *)((char *)values + option->offset);
@@ -393,7 +394,7 @@ const dsc_option *dsc_option_find(const dsc_option *table, const char *name) {
     return NULL;
 }
 
-/* 1 when `word` is one of those in `list`, blanks between them. */
+/* Returns 1 if `word` is one of the words in `list`, which are separated by blanks. */
 static int is_listed(const char *word, const char *list) {
     size_t length = strlen(word);
     for (const char *p = list; (p = strstr(p, word)) != NULL; p += length)
@@ -427,7 +428,7 @@ dsc_status dsc_option_join(dsc_option *out, int64_t capacity, const dsc_option *
 void dsc_option_defaults(const dsc_option *table, void *values) {
     for (; table->name; table++) {
         dsc_option any = *table;
-        any.range = NULL; /* a default may be a mark that nobody can give */
+        any.range = NULL; /* a default may be a special value that nobody can give */
         char *target = (char *)values + table->offset;
         if (table->kind == DSC_OPTION_LIST || table->kind == DSC_OPTION_PAIRS)
             *(int *)(void *)((char *)values + table->count_offset) = 0;
@@ -446,7 +447,7 @@ void dsc_option_defaults(const dsc_option *table, void *values) {
 
 /* ---- value to text ---- */
 
-/* As short as it can be and still read as the same number. */
+/* Writes the shortest text that is read back as the same number; returns its length. */
 static int number_text(double x, char *text, size_t size) {
     int length = 0;
     for (int digits = 6; digits <= 17; digits++) {
@@ -560,7 +561,7 @@ const char *dsc_option_choice_name(const char *const *choices, int value) {
 
 /* ---- rules ---- */
 
-/* The option that a rule asks about, and its value; NULL when the table does not have it. */
+/* Returns the option that a rule asks about, and writes its value to `value`; NULL if the table does not have it. */
 static const dsc_option *rule_subject(const dsc_option *table, const char *when, const void *values,
                                       char *value, size_t size) {
     char name[64];
@@ -713,7 +714,7 @@ dsc_status dsc_option_check(const dsc_option *table, const void *values, const c
 
 /* ---- writing ---- */
 
-/* 1 when a line `key = text` of a configuration file would be read as this value. */
+/* Returns 1 if a line `key = text` of a configuration file would be read as this value. */
 static int can_be_read(const dsc_option *option, const void *values, const char *text) {
     if (!*text || strpbrk(text, "\n\r\""))
         return 0;
@@ -724,7 +725,7 @@ int dsc_option_applies(const dsc_option *table, const dsc_option *o, const void 
     for (int i = 0; i < DSC_OPTION_RULES && o->rules[i].when; i++) {
         dsc_option_rule rule = o->rules[i];
         char positive[64];
-        snprintf(positive, sizeof positive, "%s>0", rule.when); /* "given" cannot be seen here */
+        snprintf(positive, sizeof positive, "%s>0", rule.when); /* here it is not known what was given */
         if (!strpbrk(rule.when, "=>"))
             rule.when = positive;
         if (!dsc_option_rule_holds(table, &rule, values, NULL))
@@ -733,7 +734,7 @@ int dsc_option_applies(const dsc_option *table, const dsc_option *o, const void 
     return 1;
 }
 
-/* "key = value", or a comment where that would not be read, or not be allowed. */
+/* Writes "key = value", or a comment if that could not be read back or the option does not apply. */
 static void write_line(const dsc_option *table, const dsc_option *o, const void *values, FILE *out) {
     char text[4096], words[128], line[4300];
     dsc_option_get_value(o, values, text, sizeof text);
@@ -760,7 +761,7 @@ void dsc_option_write(const dsc_option *table, const void *values, FILE *out) {
         int lines = 0;
         for (const dsc_option *before = table; before < head && lines == 0; before++)
             lines = !head->group || (before->group && strcmp(before->group, head->group) == 0);
-        if (lines > 0) /* written with the first of its group */
+        if (lines > 0) /* it was written with the first option of its group */
             continue;
         const char *group = head->group;
         for (const dsc_option *o = head; o->name; o++) {

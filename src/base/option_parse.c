@@ -1,4 +1,4 @@
-/* Command lines and configuration files, read by tables of options. */
+/* Parses command lines and configuration files by tables of options. */
 #include "base/option.h"
 
 #include "base/error.h"
@@ -15,7 +15,7 @@ struct dsc_option_set {
     const dsc_option *table;
     int *given; /* one per option of the table: 0, or how it was given */
     int restoring;
-    char **texts; /* configuration files; stored strings point into them */
+    char **texts; /* texts of configuration files; stored strings point into them */
     int64_t text_count, text_capacity;
     const char **positional;
     int64_t positional_count, positional_capacity;
@@ -97,14 +97,14 @@ static int is_flag(const dsc_option *option) {
     return option->kind == DSC_OPTION_FLAG || option->kind == DSC_OPTION_NO_FLAG;
 }
 
-/* What the option means when nothing follows it; NULL when something must. */
+/* Returns the value that an option has if none is given; NULL if one must be given. */
 static const char *bare_value(const dsc_option *option) {
     return is_flag(option) ? "on" : option->bare;
 }
 
 /* ---- configuration files ---- */
 
-/* Cuts blanks off both ends, in place. */
+/* Removes white space at both ends, in place. */
 static char *trim(char *text) {
     while (isspace((unsigned char)*text))
         text++;
@@ -114,7 +114,7 @@ static char *trim(char *text) {
     return text;
 }
 
-/* Ends the line at a # that starts it or follows a blank, unless it stands between quotes. */
+/* Cuts the line off at a # that begins it or follows white space, unless it is in quotes. */
 static void cut_comment(char *line) {
     int quoted = 0;
     for (char *p = line; *p; p++) {
@@ -166,7 +166,7 @@ static dsc_status parse_line(dsc_option_set *set, char *line, dsc_option_place a
     return DSC_OK;
 }
 
-/* Takes over `text`, which has a 0 at text[length]. */
+/* Parses `text`, which has a 0 at text[length]; the set owns it from then on. */
 static dsc_status parse_text(dsc_option_set *set, const char *file, char *text, size_t length, void *values) {
     dsc_status status =
         dsc_memory_grow(&set->texts, &set->text_capacity, set->text_count + 1, sizeof *set->texts);
@@ -241,7 +241,7 @@ dsc_status dsc_option_parse_text(const dsc_option *table, const char *file, cons
     return DSC_OK;
 }
 
-/* Sets restored options that do not apply to their defaults; returns how many there were. */
+/* Resets restored options that do not apply to their default values; returns the number of such options. */
 static int drop_restored(dsc_option_set *set, void *values) {
     int dropped = 0;
     for (int64_t i = 0; set->table[i].name; i++) {
@@ -267,19 +267,19 @@ dsc_status dsc_option_restore(dsc_option_set *set, const char *file, const char 
     dsc_status status = parse_text(set, file, copy, length, values);
     set->restoring = 0;
     DSC_TRY(status);
-    while (drop_restored(set, values) > 0) /* which others may depend on */
+    while (drop_restored(set, values) > 0) /* others may depend on the options that were reset */
         continue;
     return DSC_OK;
 }
 
 /* ---- command lines ---- */
 
-/* One option as it stands on the command line. */
+/* One option as found on the command line. */
 typedef struct found {
     int64_t option;
-    const char *value; /* NULL: bare */
+    const char *value; /* the one given, or what a bare option means */
     const char *const *more;
-    int more_count; /* list: further words */
+    int more_count; /* lists: number of further words */
 } found;
 
 static int starts_number(const char *word) {
@@ -288,12 +288,12 @@ static int starts_number(const char *word) {
     return isdigit((unsigned char)*word) || *word == '.' || *word == ',';
 }
 
-/* A word that can only be an option, never the value of the one before it. */
+/* Returns 1 for a word that can only be an option, never the value of the option before it. */
 static int looks_like_option(const char *word) {
     return word[0] == '-' && word[1] != '\0' && !starts_number(word);
 }
 
-/* Reads the option at argv[*at] with its value(s) and moves *at past them. */
+/* Reads the option at argv[*at] with its values, and moves *at past them. */
 static dsc_status scan_option(const dsc_option *table, int argc, char *const *argv, int *at, found *out) {
     const char *word = argv[*at];
     const char *name = word + (word[1] == '-' ? 2 : 1);
@@ -345,8 +345,7 @@ static dsc_status apply_found(dsc_option_set *set, const found *f, void *values)
     return status;
 }
 
-/* Goes over the command line once: the first pass reads configuration files, the second takes all the rest.
- */
+/* Goes through the command line once: the first pass reads configuration files, the second does everything else. */
 static dsc_status pass_over(dsc_option_set *set, int argc, char *const *argv, int second, void *values) {
     int options_end = 0;
     for (int at = 0; at < argc;) {
@@ -389,7 +388,7 @@ dsc_status dsc_option_parse(const dsc_option *table, int argc, char *const *argv
 dsc_status dsc_option_check_given(const dsc_option_set *set, const void *values, const char *prefix) {
     for (int64_t i = 0; set->table[i].name; i++) {
         const dsc_option *o = &set->table[i];
-        /* Files hold all options of a run: one with its default whose subject was turned off may stand there. */
+        /* Files hold all options of a run, also one with its default value that depends on something turned off. */
         int usual = set->given[i] == IN_FILE && dsc_option_is_default(o, values);
         for (int r = 0; set->given[i] && r < DSC_OPTION_RULES && o->rules[r].when; r++)
             if (!(usual && strchr(o->rules[r].when, '>')) &&

@@ -1,4 +1,4 @@
-/* Files that appear whole or not at all. */
+/* Files that appear complete or not at all. */
 #include "base/output.h"
 
 #include "base/error.h"
@@ -69,7 +69,7 @@ dsc_status dsc_directory_make(const char *path) {
     return status;
 }
 
-/* The length of a path without its last name and the slashes before that. */
+/* Returns the length of a path without its last component and the slashes before it. */
 static size_t length_above(const char *path, size_t length) {
     while (length > 0 && path[length - 1] != '/')
         length--;
@@ -162,8 +162,8 @@ int dsc_temporary_is_used(const char *name) {
 
 /* ---- writing ---- */
 
-/* Another process may be writing the same file, for example a rank that the others have given up: its
- * temporary file has another name. */
+/* Opens a temporary file with a name of this process's own: another process may be writing the same file, for
+ * example a rank that the others have given up. */
 static dsc_status open_temporary(const char *path, dsc_output *out) {
     char host[HOST_SIZE];
     host_name(host);
@@ -209,7 +209,7 @@ dsc_status dsc_output_sync(dsc_output *output) {
     return DSC_OK;
 }
 
-/* A file system that cannot sync directories returns EINVAL; nothing more can be done there. */
+/* Ignores EINVAL, which file systems that cannot sync directories return: nothing more can be done there. */
 static dsc_status sync_directory_of(const dsc_output *output) {
     char *directory;
     DSC_TRY(dsc_memory_strdup(output->path, &directory));

@@ -1,5 +1,5 @@
-/* Files that appear whole or not at all: written under a temporary name in the same directory, synced,
- * renamed. */
+/* Files that appear complete or not at all: they are written under a temporary name in the same directory, synced
+ * and then renamed. */
 #ifndef DSC_BASE_OUTPUT_H
 #define DSC_BASE_OUTPUT_H
 
@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* End of a file's name until it is complete. */
+/* The suffix of a file's name until the file is complete. */
 #define DSC_TEMPORARY_SUFFIX ".tmp"
 
 typedef struct dsc_output {
@@ -16,34 +16,34 @@ typedef struct dsc_output {
     char *path, *temporary; /* owned */
 } dsc_output;
 
-/* DIRECTORY/NAME in new memory; the caller frees it with dsc_memory_free. */
+/* Sets *out to DIRECTORY/NAME in new memory, which the caller frees with dsc_memory_free. */
 dsc_status dsc_output_path(const char *directory, const char *name, char **out) DSC_MUST_CHECK;
-/* Raises the error for an `action` ("open") on `path` that failed with errno `error` when a run starts:
- * DSC_E_INVALID where the path or its permissions are wrong, else DSC_E_IO. */
+/* Raises the error for an `action` ("open") on `path` that failed with errno `error` at the start of a run:
+ * DSC_E_INVALID if the path or its permissions are wrong, otherwise DSC_E_IO. */
 dsc_status dsc_output_refused(const char *action, const char *path, int error);
-/* Makes the directory and those above it, unless they exist. */
+/* Creates the directory and its parents, unless they exist. */
 dsc_status dsc_directory_make(const char *path) DSC_MUST_CHECK;
-/* The length of the longest part of a path that exists; 0 when its first folder does not. Changes `path` for a
- * moment. */
+/* Returns the length of the longest leading part of a path that exists; 0 if not even its first folder does. Changes
+ * `path` temporarily. */
 size_t dsc_directory_existing(char *path);
-/* Removes a directory and those above it, as far as they are empty and longer than `kept`, a length that
- * dsc_directory_existing returned before they were made. Shortens `path` by what was removed. */
+/* Removes a directory and its parents, as long as they are empty and their path is longer than `kept`, the length
+ * that dsc_directory_existing returned before they were created. Shortens `path` by what was removed. */
 void dsc_directory_remove_made(char *path, size_t kept);
-/* Whether files can be written into a directory, which need not exist. Makes it and a file in it, and removes
- * both. */
+/* Checks that files can be written into a directory, which need not exist: creates it and a file in it, and removes
+ * what it has created. */
 dsc_status dsc_directory_probe(const char *path) DSC_MUST_CHECK;
 
-/* 1 when another process that runs on this machine may be writing the file of this temporary name. */
+/* Returns 1 if another process that runs on this machine may be writing the file with this temporary name. */
 int dsc_temporary_is_used(const char *name);
 
-/* Opens a temporary file for `path`, whose name holds host and process; an older one is overwritten. */
+/* Opens a temporary file for `path`, whose name contains the host and the process id; an older one is overwritten. */
 dsc_status dsc_output_open(const char *path, dsc_output *out) DSC_MUST_CHECK;
 /* Writes all of `data` at `offset`. */
 dsc_status dsc_output_write(dsc_output *output, const void *data, size_t bytes,
                             int64_t offset) DSC_MUST_CHECK;
 /* Makes sure that everything written so far is on the disk. */
 dsc_status dsc_output_sync(dsc_output *output) DSC_MUST_CHECK;
-/* Gives the file its name, replacing an older one, and syncs the directory. Call dsc_output_sync before. */
+/* Gives the file its final name, replacing an older file, and syncs the directory. Call dsc_output_sync first. */
 dsc_status dsc_output_commit(dsc_output *output) DSC_MUST_CHECK;
 /* Closes the file, and removes it unless it was committed. Accepts an output that was never opened (fd -1,
  * NULL names). */

@@ -10,7 +10,7 @@ static void append(dsc_registry *r, const char *name, const void *entry) {
     r->names[r->count++] = name;
 }
 
-/* Locks the table, which then holds at least the built-in entries. */
+/* Locks the table. The first time, adds the built-in entries. */
 static void enter(dsc_registry *r) {
     const void *entry = NULL;
     const char *name;

@@ -1,4 +1,4 @@
-/* Random numbers from the words of Philox. */
+/* Random numbers made from the words that Philox gives. */
 #include "base/rng.h"
 
 #include "descent/random.h"
@@ -6,7 +6,7 @@
 #include <math.h>
 
 uint32_t dsc_rng_below(dsc_rng *rng, uint32_t n) {
-    uint32_t rest = (uint32_t)(-n) % n; /* 2^32 mod n: the values that would favour small results */
+    uint32_t rest = (uint32_t)(-n) % n; /* 2^32 mod n: words below it would favour small results */
     for (;;) {
         uint32_t x = dsc_rng_u32(rng);
         if (x >= rest)

@@ -5,14 +5,15 @@
 
 #include <stdint.h>
 
-/* Written once, expanded by C loops and by CUDA kernels. */
+/* Functions that are written once, for C code and for CUDA kernels. */
 #ifdef __CUDACC__
 #define DSC_FORMULA static inline __host__ __device__
 #else
 #define DSC_FORMULA static inline
 #endif
 
-/* What a stream of numbers is for. Values are part of the reproducibility contract: append only. */
+/* What a sequence of numbers is used for, and what `epoch` and `index` stand for in it. The values are part of the
+ * reproducibility contract: only append to them. */
 typedef enum dsc_rng_purpose {
     DSC_RNG_INIT = 1,    /* epoch: parameter number, index: element */
     DSC_RNG_SHUFFLE = 2, /* index: position */
@@ -23,19 +24,19 @@ typedef enum dsc_rng_purpose {
     DSC_RNG_FISHER = 7,   /* epoch: step, index: sample */
     DSC_RNG_REPLACE = 8,  /* index: the sample that cannot be read */
     DSC_RNG_SPLIT = 9,    /* epoch: class, index: position */
-    DSC_RNG_MIX = 10,     /* index: sample; its partner in mixup and CutMix */
+    DSC_RNG_MIX = 10,     /* index: sample; mixup and CutMix: its partner */
     DSC_RNG_VARY = 11,    /* index: sample; RandAugment and erasing */
     DSC_RNG_GROUP = 12,   /* index: position among the groups */
     DSC_RNG_WINDOW = 13,  /* where the windows of a text begin */
     DSC_RNG_MASK = 14,    /* index: sample; tokens that are masked */
-    DSC_RNG_GENERATE = 15 /* index: number of the token that is drawn */
+    DSC_RNG_GENERATE = 15 /* index: number of the token being drawn */
 } dsc_rng_purpose;
 
-/* The raw generator: 128 bits of counter, 64 bits of key, 128 bits out. Philox 4x32-10 (Salmon et al.,
- * SC'11): ten rounds of two 32x32->64 bit products, with a Weyl key schedule. */
+/* The raw generator, from a 128-bit counter and a 64-bit key to 128 bits: Philox 4x32-10 (Salmon et al.,
+ * SC'11), ten rounds of two 32x32->64 bit products, with a Weyl key schedule. */
 enum { DSC_RNG_ROUNDS = 10 };
 
-/* One round, with the key of this round: loops that make many blocks at once go through them round by round. */
+/* Does one round, with that round's key. Loops that compute many blocks at once do the same round for all of them. */
 DSC_FORMULA void dsc_rng_philox_round(uint32_t k0, uint32_t k1, uint32_t *c0, uint32_t *c1, uint32_t *c2,
                                       uint32_t *c3) {
     uint64_t p0 = (uint64_t)0xD2511F53u * *c0;
@@ -46,7 +47,7 @@ DSC_FORMULA void dsc_rng_philox_round(uint32_t k0, uint32_t k1, uint32_t *c0, ui
     *c3 = (uint32_t)p0;
 }
 
-/* The key of the next round. */
+/* Advances the key to that of the next round. */
 DSC_FORMULA void dsc_rng_philox_next(uint32_t *k0, uint32_t *k1) {
     *k0 += 0x9E3779B9u;
     *k1 += 0xBB67AE85u;
@@ -65,16 +66,16 @@ DSC_FORMULA void dsc_rng_philox(const uint32_t counter[4], const uint32_t key[2]
     out[3] = c3;
 }
 
-/* The sequence of one (seed, purpose, epoch, index). */
+/* The state of the sequence for one (seed, purpose, epoch, index). */
 typedef struct dsc_rng {
     uint32_t key[2];
     uint32_t counter[4]; /* [0]: block number inside the sequence */
     uint32_t block[4];
-    int used; /* words of `block` handed out */
+    int used; /* number of words of `block` already returned */
 } dsc_rng;
 
 /* The counter is (block, epoch, index low, index high); purpose and seed are the key. The seed's upper half
- * is mixed into the first key word by an odd multiplier, so that all 64 bits matter. */
+ * is mixed into both key words by odd multipliers, so that all 64 bits matter. */
 DSC_FORMULA dsc_rng dsc_rng_start(uint64_t seed, dsc_rng_purpose purpose, uint32_t epoch, uint64_t index) {
     dsc_rng rng = {{0}, {0}, {0}, 4};
     rng.key[0] = (uint32_t)seed ^ ((uint32_t)(seed >> 32) * 0x85EBCA6Bu);
@@ -94,11 +95,11 @@ DSC_FORMULA uint32_t dsc_rng_u32(dsc_rng *rng) {
     return rng->block[rng->used++];
 }
 
-/* Uniform in [0, n), unbiased; n > 0. */
+/* Returns an integer that is uniform in [0, n), without bias; n > 0. */
 uint32_t dsc_rng_below(dsc_rng *rng, uint32_t n);
-/* Uniform in [0, 1), 24 bits. */
+/* Returns a number that is uniform in [0, 1), with 24 random bits. */
 float dsc_rng_uniform(dsc_rng *rng);
-/* Standard normal (Box-Muller). */
+/* Returns a standard normal number (Box-Muller). */
 double dsc_rng_normal(dsc_rng *rng);
 
 #endif

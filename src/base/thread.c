@@ -29,7 +29,7 @@ int dsc_condition_init(pthread_cond_t *condition) {
 }
 
 int dsc_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double deadline) {
-    const double most = 1e9; /* seconds since the machine started, decades: never */
+    const double most = 1e9; /* seconds since the machine started: decades, so never reached */
     const time_t whole = (time_t)(deadline = deadline < most ? deadline : most);
     const struct timespec time = {.tv_sec = whole, .tv_nsec = (long)((deadline - (double)whole) * 1e9)};
     return pthread_cond_timedwait(condition, lock, &time) != ETIMEDOUT;

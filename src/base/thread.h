@@ -7,13 +7,13 @@
 
 #include <pthread.h>
 
-/* Starts a thread with all signals blocked: they are for the program's own threads. `what` names the
+/* Starts a thread with all signals blocked, which leaves them to the program's own threads. `what` names the
  * thread in the error message. */
 DSC_MODULE_API dsc_status dsc_thread_start(pthread_t *thread, void *(*function)(void *), void *argument,
                                            const char *what) DSC_MUST_CHECK;
 
-/* Waits for `condition`, which dsc_condition_init has made, until dsc_clock_now() reaches `deadline`.
- * Returns 0 when it has. */
+/* dsc_condition_wait waits for a condition that dsc_condition_init has initialised, until dsc_clock_now() reaches
+ * `deadline`, and returns 0 once it has. */
 DSC_MODULE_API int dsc_condition_init(pthread_cond_t *condition) DSC_MUST_CHECK; /* returns 0 on failure */
 DSC_MODULE_API int dsc_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double deadline);
 

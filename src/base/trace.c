@@ -14,12 +14,12 @@
 #include <unistd.h>
 
 enum {
-    AT_ONCE = 256,                         /* spans that are written together */
-    LINE_SIZE = 512,                       /* of an event, or the two of a message */
-    FIRST_OWN_TRACK = DSC_TRACK_DATA + 1,  /* number of the first thread's track */
-    TEXT_SIZE = (AT_ONCE + 1) * LINE_SIZE, /* of what is written together */
+    AT_ONCE = 256,                         /* spans that are taken from the buffer at a time */
+    LINE_SIZE = 512,                       /* bytes for one event */
+    FIRST_OWN_TRACK = DSC_TRACK_DATA + 1,  /* the track of the first thread that has its own */
+    TEXT_SIZE = (AT_ONCE + 1) * LINE_SIZE, /* bytes for the events that are written together */
 };
-static const double period = 0.2; /* seconds between two writes, unless the buffer fills up before */
+static const double period = 0.2; /* seconds between two writes, unless the buffer is half full before that */
 
 typedef struct span {
     double begin, end;
@@ -40,14 +40,14 @@ atomic_int dsc_trace_running;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    /* Under the lock. */
-    span *spans; /* [DSC_TRACE_BUFFER], a ring; NULL: there is no trace */
+    /* Protected by the lock. */
+    span *spans; /* [DSC_TRACE_BUFFER], a ring buffer; NULL: there is no trace */
     int64_t first, count, dropped;
     int stopping;
-    int own_tracks; /* tracks given to threads so far */
-    int generation; /* number of this trace in the process */
+    int own_tracks; /* number of tracks given to threads so far */
+    int generation; /* counts the traces of this process */
     pthread_cond_t more;
-    /* The writing thread's. */
+    /* Used by the writing thread only. */
     pthread_t thread;
     int file, rank, error;
     double origin;
@@ -58,12 +58,12 @@ static struct {
     size_t length;
 } trace;
 
-/* The track of this thread in the trace `generation`. */
+/* The track that this thread has in the trace number `generation`. */
 static _Thread_local struct { int generation, track; } own;
 
 /* ---- adding ---- */
 
-/* Under the lock. */
+/* Returns the track number for a span. A thread that prepares batches gets its own. With the lock held. */
 static int find_track(dsc_track track) {
     if (track != DSC_TRACK_DATA)
         return (int)track;
@@ -120,8 +120,8 @@ static void flush(void) {
     trace.length = 0;
 }
 
-/* Adds an event, which `format` gives without its braces, process and comma. Processes and tracks count from 1: for
- * Perfetto, 0 is the idle process, which it does not show. */
+/* Adds an event, which `format` gives without its braces, process and comma. Processes and tracks are numbered from 1:
+ * for Perfetto, 0 is the idle process, which it does not show. */
 __attribute__((format(printf, 1, 2))) static void put(const char *format, ...) {
     va_list arguments;
     char *to = trace.text + trace.length;
@@ -130,7 +130,7 @@ __attribute__((format(printf, 1, 2))) static void put(const char *format, ...) {
     va_start(arguments, format);
     int body = vsnprintf(to + head, (size_t)(LINE_SIZE - head - 2), format, arguments);
     va_end(arguments);
-    if (body >= LINE_SIZE - head - 2) /* not with names that are constants of this program */
+    if (body >= LINE_SIZE - head - 2) /* does not happen with the names in this program */
         return;
     to[head + body] = '}';
     trace.length += (size_t)(head + body) + 1;
@@ -138,7 +138,7 @@ __attribute__((format(printf, 1, 2))) static void put(const char *format, ...) {
         flush();
 }
 
-/* The name of a track goes before its first span. */
+/* Writes the name of a track, before its first span. */
 static void name_track(int track) {
     if (track < DSC_TRACK_DATA) {
         if (!trace.is_named[track])
@@ -152,7 +152,7 @@ static void name_track(int track) {
             FIRST_OWN_TRACK + trace.named_threads + 1, track_names[DSC_TRACK_DATA], trace.named_threads);
 }
 
-/* Nanoseconds since the start, so that spans that touch still do after rounding. */
+/* Returns nanoseconds since the start, so that spans that touch each other still do after rounding. */
 static int64_t nanoseconds(double time) {
     return time > trace.origin ? (int64_t)llround(1e9 * (time - trace.origin)) : 0;
 }
@@ -177,7 +177,7 @@ static void write_span(const span *s) {
         pthread_mutex_unlock(&lock);
         return;
     }
-    if (s->end < trace.origin) /* it was before the trace */
+    if (s->end < trace.origin) /* it ended before the trace began */
         return;
     if (s->track < 0) {
         write_message(s, begin, end);
@@ -222,7 +222,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* ---- the beginning and the end ---- */
+/* ---- starting and stopping ---- */
 
 static void free_trace(void) {
     if (trace.file >= 0 && close(trace.file) != 0 && !trace.error)
@@ -234,7 +234,7 @@ static void free_trace(void) {
     trace.file = -1;
 }
 
-/* With the head of the file written. */
+/* Writes the head of the file and starts the writing thread. */
 static dsc_status begin(const char *process) {
     if (!dsc_condition_init(&trace.more))
         return DSC_FAIL(DSC_E_MEMORY, "no memory for a trace");
@@ -271,7 +271,7 @@ dsc_status dsc_trace_start(int file, int rank, const char *process, int64_t limi
         trace.file = file;
         trace.rank = rank;
         trace.limit = limit;
-        trace.stopping = 1; /* until there is a thread that writes */
+        trace.stopping = 1; /* until the writing thread is about to start */
     }
     pthread_mutex_unlock(&lock);
     if (taken || status != DSC_OK) {

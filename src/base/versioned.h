@@ -7,22 +7,23 @@
 
 #include <stddef.h>
 
-/* Fills the caller's struct of `size` bytes from `defaults`, the whole struct of `known` bytes; its first
- * member becomes `size`. */
+/* Fills the caller's struct of `size` bytes from `defaults`, this library's struct of `known` bytes, and sets its
+ * first member to `size`. */
 void dsc_versioned_init(void *options, size_t size, const void *defaults, size_t known);
-/* Copies what `given` (NULL: nothing) holds over the defaults in `out`, a struct of `known` bytes. Both start
- * with their size; out's stays. DSC_E_INVALID when given's was never set, or is larger than this library
- * knows; `name` as in dsc_NAME_options_init, for the message. */
+/* Copies the members of `given` (NULL: none) over the defaults in `out`, a struct of `known` bytes. Both start with
+ * their size; that of `out` is kept. DSC_E_INVALID if that of `given` was never set, or is larger than `known`.
+ * `name`, for the message, is the NAME in dsc_NAME_options_init. */
 dsc_status dsc_versioned_read(const char *name, const void *given, size_t known, void *out) DSC_MUST_CHECK;
 
-/* The same for a struct that defines something: `type` as in dsc_TYPE and dsc_TYPE_init. NULL is refused. */
+/* Does the same for a struct that defines an object: `type` is the TYPE in dsc_TYPE and dsc_TYPE_init. NULL is an
+ * error. */
 dsc_status dsc_versioned_define(const char *type, const void *given, size_t known, void *out) DSC_MUST_CHECK;
 
-/* Results: DSC_E_INVALID unless the size of the caller's struct (NULL: none) was set, and is at most `known`;
+/* Checks the caller's struct for results (NULL: none): DSC_E_INVALID unless its size was set and is at most `known`.
  * `type` names it in the message. */
 dsc_status dsc_versioned_check(const char *type, const void *result, size_t known) DSC_MUST_CHECK;
-/* Copies `own`, the whole struct, into the caller's, up to the caller's size, which stays. NULL: does
- * nothing. */
+/* Copies `own`, this library's struct, into the caller's `result`, up to the caller's size, which is kept. Does
+ * nothing if `result` is NULL. */
 void dsc_versioned_write(const void *own, void *result);
 
 #endif

@@ -1,4 +1,4 @@
-/* The CPUs this process may run on. The only file that needs an interface of Linux (sched_getaffinity). */
+/* The CPUs on which this process may run. The only file that needs an interface of Linux (sched_getaffinity). */
 #define _GNU_SOURCE
 #include "comm/table.h"
 
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MASK_BYTES = 4096 }; /* 32768 CPUs; the kernel refuses a mask that is too short for its machine */
+enum { MASK_BYTES = 4096 }; /* 32768 CPUs; the kernel refuses a mask that is too short for the machine */
 
 void dsc_affinity(int *cpus, uint64_t *hash) {
     union {

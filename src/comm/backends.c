@@ -1,5 +1,5 @@
-/* Where the functions of MPI and NCCL come from, and which MPI is used. Compiled twice: with DSC_LOAD_MODULES
- * for libdescent.so, without it for everything that has the backends linked in. */
+/* Finds the functions of MPI and NCCL, and chooses the MPI library. Compiled twice: with DSC_LOAD_MODULES for
+ * libdescent.so, without it for everything that has the backends linked in. */
 #include "comm/backends.h"
 
 #include "base/config.h"
@@ -32,7 +32,7 @@ dsc_status dsc_mpi_find_running(const dsc_mpi_functions **out) {
 }
 #else
 
-/* "mpich" of kind "mpi:mpich"; NULL: any library will do. */
+/* Returns "mpich" for kind "mpi:mpich"; NULL: any library will do. */
 static const char *wanted_library(const char *kind) {
     return strncmp(kind, "mpi:", 4) == 0 ? kind + 4 : NULL;
 }
@@ -63,8 +63,8 @@ static dsc_status load_mpi(const char *library, const dsc_mpi_functions **out) {
     return DSC_OK;
 }
 
-/* The module of the launcher may be missing while another MPI understands the launcher as well: several speak
- * the protocols of Slurm. When it does not, dsc_comm_create finds that it sees one process only. */
+/* Loads the launcher's MPI, or else the one of the build, which may understand the launcher as well: several MPIs
+ * speak Slurm's protocols. If it does not, dsc_comm_create notices that it sees only one process. */
 static dsc_status load_for_launcher(const dsc_mpi_functions **out) {
     const char *library = dsc_launcher_library();
     if (library && strcmp(library, DSC_MPI_LIBRARY) != 0) {

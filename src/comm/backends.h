@@ -1,8 +1,8 @@
-/* The MPI and NCCL backends, as the rest of the library sees them: one table each. They are linked in, or are
- * modules (base/module.h); backends.c is compiled for each of the two.
+/* The MPI and NCCL backends, as the rest of the library sees them: one table each. They are either linked in or
+ * loaded as modules (base/module.h); backends.c is compiled once for each case.
  *
  * There may be a module for every MPI library: "openmpi", and "mpich" for MPICH and the libraries with its
- * binary interface. A process can use one of them only. */
+ * ABI. A process can use only one of them. */
 #ifndef DSC_COMM_BACKENDS_H
 #define DSC_COMM_BACKENDS_H
 
@@ -10,10 +10,10 @@
 #include "comm/table.h"
 
 typedef struct dsc_mpi_functions {
-    const char *library; /* "openmpi", "mpich", "mpi" when the library is none of these */
+    const char *library; /* "openmpi", "mpich", or "mpi" for any other library */
     /* Fills in table, state, rank, size, local_rank, local_size, threads and description. Collective. */
     dsc_status (*open)(dsc_comm *comm, const dsc_comm_options *options);
-    /* 1 while MPI is initialised, by this library or by the program. */
+    /* Returns 1 while MPI is initialised, by this library or by the program. */
     int (*is_up)(void);
     /* Ends all processes of the job. */
     void (*end_job)(int exit_status);
@@ -22,34 +22,34 @@ typedef struct dsc_mpi_functions {
 typedef struct dsc_nccl_functions {
     /* Adds NCCL's version to the description. */
     void (*describe)(dsc_comm *comm);
-    /* Makes the communicator use NCCL for the GPU of its queue, unless it does already. Collective. */
+    /* Makes the communicator use NCCL for the GPU of its queue, unless it already does. Collective. */
     dsc_status (*use)(dsc_comm *comm);
-    /* The same for a communicator just split from `parent`, which has it. Collective. */
+    /* Does the same for a communicator just split from `parent`, which uses NCCL. Collective. */
     dsc_status (*inherit)(dsc_comm *comm, dsc_comm *parent);
     /* Aborts the operations of all communicators of this process, without waiting. */
     void (*stop)(void);
-    /* A new id [DSC_NCCL_ID_BYTES] for a communicator, made by one of its ranks. */
+    /* Makes a new id [DSC_NCCL_ID_BYTES] for a communicator, on one of its ranks. */
     dsc_status (*make_id)(unsigned char *id);
 } dsc_nccl_functions;
 
-/* The functions that the modules export. Defined only where MPI, or NCCL, was found. */
+/* The functions that the modules export. Defined only if the build has found MPI, or NCCL. */
 DSC_MODULE_API const dsc_module *dsc_mpi_module(void);
 DSC_MODULE_API const dsc_module *dsc_nccl_module(void);
 
-/* The MPI for communicators of kind "mpi:LIBRARY"; for every other kind the one that the process has loaded
- * already, else that of the launcher, else the one that the library was built with. DSC_E_UNSUPPORTED when
+/* Finds the MPI for a kind of communicator: for "mpi:LIBRARY" that library; for every other kind the one that the
+ * process has already loaded, else the launcher's, else the one that descent was built with. DSC_E_UNSUPPORTED if
  * the build has no MPI, or the module or its libraries are missing. */
 dsc_status dsc_mpi_find(const char *kind, const dsc_mpi_functions **out) DSC_MUST_CHECK;
-/* *out = the MPI that is initialised in this process; NULL: none is. Fails when there is no module for it. */
+/* Sets *out to the MPI that is initialised in this process; NULL: none is. Fails if there is no module for it. */
 dsc_status dsc_mpi_find_running(const dsc_mpi_functions **out) DSC_MUST_CHECK;
 dsc_status dsc_nccl_find(const dsc_nccl_functions **out) DSC_MUST_CHECK;
-/* NULL when NCCL has not been used. */
+/* Returns NULL if NCCL has not been used. */
 const dsc_nccl_functions *dsc_nccl_in_use(void);
 
-/* Which MPI library is loaded in this process, by whoever, as in dsc_mpi_functions; NULL: none.
- * *is_up = 1 while it is initialised. */
+/* Returns the MPI library that is loaded in this process, no matter by whom, named as in dsc_mpi_functions; NULL:
+ * none. *is_up = 1 while it is initialised. */
 const char *dsc_mpi_in_process(int *is_up);
-/* Which MPI library the launcher of this process belongs to; NULL: not known. */
+/* Returns the MPI library to which the launcher of this process belongs; NULL: not known. */
 const char *dsc_launcher_library(void);
 
 #endif

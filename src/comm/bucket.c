@@ -1,17 +1,17 @@
-/* Fusion buckets: a list of tensors is averaged over all ranks in few large messages.
+/* Fusion buckets: a list of tensors is averaged over all ranks in a few large messages.
  *
  * The plan is made at creation. Tensors are taken in the order in which they become ready, separately for
- * each root (as one list when all ranks get the means). A bucket is closed when the next tensor would make
- * it larger than options.bytes, counted in the wire type, or when that tensor travels as another type; a
- * tensor larger than options.bytes is a bucket of its own. The wire type is options.wire, except that
- * DSC_F32 leaves float64 as it is. A bucket whose tensors need no conversion and fill one range of memory,
+ * each root (as one list if all ranks get the means). A bucket is closed when the next tensor would make
+ * it larger than options.bytes, measured in the wire type, or when that tensor is sent as another type; a
+ * tensor larger than options.bytes gets a bucket of its own. The wire type is options.wire, except that
+ * DSC_F32 leaves float64 as it is. A bucket whose tensors need no conversion and fill one contiguous range of memory,
  * in any order, is reduced in place: parameters become ready from last to first, so gradients that are
- * laid out one after the other are such a range. Any other bucket gets a part of one staging buffer.
- * Buckets are numbered by their last tensor in the ready order: the buckets of several roots fill side by
- * side, and none waits for a tensor that is not its own.
+ * laid out one after the other form such a range. Any other bucket gets a part of one staging buffer.
+ * Buckets are numbered by their last tensor in the ready order: the buckets of several roots fill at the same
+ * time, and with these numbers none has to wait for a tensor of another bucket.
  *
- * In a round, bucket i starts when its last tensor is ready and bucket i - 1 has started, so that all
- * ranks start them in the same order, whatever the order of the tensors. Waiting makes t = (sum over the
+ * In a round, bucket i starts once all its tensors are ready and bucket i - 1 has started, so that all
+ * ranks start them in the same order, whatever the order of the tensors. Waiting sets t = (sum over the
  * ranks) / ranks, at the bucket's root or on all ranks. With one rank nothing is copied, sent or scaled. */
 #include "comm/table.h"
 
@@ -27,9 +27,9 @@ enum { DEFAULT_BYTES = 4 << 20, EVERYBODY = -1 };
 
 typedef struct bucket {
     int root;            /* the rank that gets the means, or EVERYBODY */
-    int64_t first, last; /* its tensors, a list linked by `next` */
+    int64_t first, last; /* the ends of the list of its tensors, which `next` links */
     int64_t count;       /* the number of its tensors */
-    int64_t missing;     /* tensors not ready yet in this round */
+    int64_t missing;     /* the number of tensors that are not ready yet in this round */
     int in_place;        /* 1: `message` is the tensors' own memory */
     dsc_tensor message;  /* the buffer that is reduced */
     dsc_request *request;
@@ -39,7 +39,7 @@ struct dsc_buckets {
     dsc_comm *comm;
     dsc_queue *queue;
     dsc_bucket_options options; /* without `roots`, which are kept in the buckets */
-    int64_t count;              /* tensors */
+    int64_t count;              /* number of tensors */
     dsc_tensor *tensors;
     int64_t *next;        /* [count] the next tensor of the same bucket; -1: none */
     int64_t *bucket_of;   /* [count] */
@@ -47,7 +47,7 @@ struct dsc_buckets {
     int64_t bucket_count;
     bucket *buckets;
     int64_t started, complete; /* buckets [0, started) were started, [0, complete) are known to be complete */
-    dsc_tensor staging;        /* U8; the buckets that are not reduced in place */
+    dsc_tensor staging;        /* U8; holds the buckets that are not reduced in place */
     dsc_tensor scale;          /* F64 scalar: 1 / ranks */
     dsc_buckets *next_kept;
 };
@@ -104,7 +104,7 @@ static dsc_status check_roots(const dsc_comm *comm, const int *roots, int64_t co
     return DSC_OK;
 }
 
-/* The type a tensor travels as. */
+/* Returns the type as which a tensor is sent. */
 static dsc_dtype wire_type(const dsc_buckets *b, const dsc_tensor *t) {
     return b->options.wire == DSC_F32 ? t->dtype : b->options.wire;
 }
@@ -129,9 +129,9 @@ static int by_last(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Cuts the list of tensors into buckets, and numbers them. */
+/* Divides the list of tensors into buckets, and numbers them. */
 static dsc_status cut(dsc_buckets *b, const int *roots) {
-    bucket **open; /* the open bucket of each root; only [0] when there are no roots */
+    bucket **open; /* the open bucket of each root; only [0] if there are no roots */
     DSC_TRY(dsc_memory_alloc(roots ? b->comm->size : 1, sizeof *open, &open));
     for (int64_t i = 0; i < b->count; i++) {
         const dsc_tensor *t = &b->tensors[i];
@@ -160,8 +160,8 @@ static int by_address(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Returns the start of the range of memory that the tensors of a bucket fill without a gap, or NULL when they
- * do not. `sorted` has space for all of them. */
+/* Returns the start of the range of memory that the tensors of a bucket fill without a gap, or NULL if they do not, or
+ * need a conversion. `sorted` has space for all of them. */
 static void *find_range(const dsc_buckets *b, const bucket *k, dsc_tensor *sorted) {
     int64_t n = 0;
     for (int64_t i = k->first; i >= 0; i = b->next[i]) {
@@ -252,7 +252,7 @@ dsc_status dsc_buckets_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor
     b->comm = comm;
     b->queue = queue;
     b->options = o;
-    b->options.roots = NULL; /* the caller's memory, which may go */
+    b->options.roots = NULL; /* the caller's memory, which may be freed */
     b->count = count;
     dsc_status status = plan(b, tensors, o.roots);
     if (status != DSC_OK) {
@@ -288,8 +288,8 @@ void dsc_buckets_destroy(dsc_buckets **buckets) {
     dsc_memory_free(buckets);
 }
 
-/* An operation that is not complete is marked as expired, so that destroying the communicator does not wait for
- * it. */
+/* Marks operations that are not complete as expired, so that destroying the communicator does not wait for
+ * them. */
 int dsc_buckets_abandon(dsc_buckets **buckets) {
     dsc_buckets *b = buckets ? *buckets : NULL;
     int in_flight = 0;
@@ -327,7 +327,7 @@ int64_t dsc_buckets_count(const dsc_buckets *buckets) {
 
 /* ---- round ---- */
 
-/* Moves the tensors of a bucket into its message (pack), or back. */
+/* Copies the tensors of a bucket into its message (pack 1), or back (0), and converts them. */
 static dsc_status move(const dsc_buckets *b, bucket *k, int pack) {
     int64_t first = 0;
     for (int64_t i = k->first; i >= 0; i = b->next[i]) {
@@ -341,7 +341,7 @@ static dsc_status move(const dsc_buckets *b, bucket *k, int pack) {
     return DSC_OK;
 }
 
-/* Divides the tensors of a bucket by the number of ranks, at once where the message is their memory. */
+/* Divides the tensors of a bucket by the number of ranks, all at once if the message is their memory. */
 static dsc_status divide(dsc_buckets *b, bucket *k) {
     if (k->in_place)
         return dsc_op_scale_by(b->queue, &b->scale, &k->message);
@@ -350,9 +350,8 @@ static dsc_status divide(dsc_buckets *b, bucket *k) {
     return DSC_OK;
 }
 
-/* Tensors in GPU memory are handed over in the order of the communicator's queue. When that is another
- * queue than the buckets', the host waits for the buckets' queue before, and for the communicator's after
- * an operation. */
+/* Tensors in GPU memory are communicated in the order of the communicator's queue. If that is not the buckets'
+ * queue, the host waits for the buckets' queue before an operation, and for the communicator's after it. */
 static dsc_status hand_over(const dsc_buckets *b) {
     int far = !dsc_device_is_host(dsc_queue_device(b->queue));
     return far && b->comm->queue == b->queue ? DSC_OK : dsc_queue_sync(b->queue);
@@ -370,14 +369,13 @@ static dsc_status start(dsc_buckets *b, bucket *k) {
         DSC_TRY(divide(b, k));
     if (!k->in_place)
         DSC_TRY(move(b, k, 1));
-    DSC_TRY(hand_over(b)); /* the gradients, and their packing */
+    DSC_TRY(hand_over(b)); /* once the gradients are computed and packed */
     if (k->root == EVERYBODY)
         return dsc_comm_allreduce_begin(b->comm, b->options.traffic, DSC_SUM, &k->message, &k->request);
     return dsc_comm_reduce_begin(b->comm, b->options.traffic, DSC_SUM, k->root, &k->message, &k->request);
 }
 
-/* After a bucket's operation: copies the sums back to the tensors and divides them, where this rank gets
- * them. */
+/* After a bucket's operation: copies the sums back to the tensors and divides them, if this rank gets them. */
 static dsc_status take_back(dsc_buckets *b, bucket *k) {
     if (b->comm->size == 1 || (k->root != EVERYBODY && k->root != b->comm->rank))
         return DSC_OK;
@@ -388,7 +386,7 @@ static dsc_status take_back(dsc_buckets *b, bucket *k) {
 }
 
 /* Tests the oldest buckets in flight, which lets MPI make progress with all of them. The requests are kept
- * until the end of the round, so that their number does not depend on timing. */
+ * until the end of the round, so that the number of requests does not depend on timing. */
 static dsc_status progress(dsc_buckets *b) {
     int done = 1;
     if (b->comm->size == 1)

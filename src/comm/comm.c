@@ -1,4 +1,4 @@
-/* Communicators: choice of the backend, life cycle, properties, agreement on errors. */
+/* Communicators: choice of the backend, life cycle, the queue, properties. */
 #include "comm/backends.h"
 
 #include "base/error.h"
@@ -42,7 +42,7 @@ dsc_status dsc_comm_read_options(const dsc_comm_options *given, dsc_comm_options
     return DSC_OK;
 }
 
-/* Under torchrun MPI sees nothing of the other processes, and every one would be the only rank. */
+/* Fails under torchrun: MPI does not see the other processes, and each would be the only rank. */
 static dsc_status check_other_launcher(void) {
     int launched = dsc_launcher_other_size();
     if (launched <= 1)
@@ -57,8 +57,8 @@ static dsc_status check_other_launcher(void) {
         launched, launched);
 }
 
-/* "auto" under a launcher, or in a program that has initialised MPI. Without the means to use MPI, one process
- * may go on by itself; several would all do the same. */
+/* Chooses for "auto": MPI under a launcher, or in a program that has initialised it. If MPI cannot be used, a single
+ * process may go on by itself; several would all do the same work. */
 static dsc_status choose_for_launch(open_function *open) {
     const dsc_mpi_functions *mpi = NULL;
     int launched = dsc_launcher_size();
@@ -109,7 +109,7 @@ dsc_status dsc_comm_check_kind(const char *kind) {
     return DSC_OK;
 }
 
-/* Under the launcher of another MPI every process sees itself alone, and all would do the same work. */
+/* Fails under the launcher of a different MPI, where every process sees only itself, and all would do the same work. */
 static dsc_status check_launch(const dsc_comm *comm) {
     int launched = dsc_launcher_size();
     const char *library = dsc_launcher_library();
@@ -135,8 +135,8 @@ static void release_counters(dsc_comm_counters **counters) {
     *counters = NULL;
 }
 
-/* Waits until nothing is in flight and, with a time limit, before the end of MPI, which has none, until all
- * ranks are here. Returns 0 when that failed. */
+/* Waits until nothing is in flight and, with a time limit, for all ranks before MPI is finalised, since MPI_Finalize
+ * has no limit. Returns 0 if that failed. */
 static int is_quiet(dsc_comm *comm) {
     if (comm->watch && atomic_load(&comm->watch->alarmed))
         return 0;
@@ -247,7 +247,7 @@ dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
     child->watch = comm->watch;
     if (child->watch)
         atomic_fetch_add(&child->watch->users, 1);
-    if (comm->device_table) /* it has NCCL, and gives it to its part */
+    if (comm->device_table) /* it uses NCCL, and so will the child */
         status = comm->nccl->inherit(child, comm);
     if (status != DSC_OK)
         dsc_comm_destroy(&child);
@@ -286,7 +286,7 @@ void dsc_comm_abort(dsc_comm *comm, int exit_status) {
     const dsc_mpi_functions *mpi = NULL;
     if (nccl)
         nccl->stop();
-    /* A launcher may drop the last output of its ranks when the job ends: give it time to pass it on. */
+    /* A launcher may lose the last output of its ranks when the job ends: give it time to pass that on. */
     const struct timespec moment = {.tv_nsec = 300000000};
     if (dsc_mpi_find_running(&mpi) == DSC_OK && mpi) {
         nanosleep(&moment, NULL);

@@ -1,11 +1,11 @@
-/* Was this process started by an MPI launcher? Only then does "auto" initialise MPI.
+/* Finds out whether an MPI launcher has started this process. Only then does "auto" initialise MPI.
  *
  * Launchers describe their processes in environment variables: Open MPI's mpirun sets
  * OMPI_COMM_WORLD_* (and PMIX_RANK), Hydra (MPICH, Intel MPI, MVAPICH) PMI_RANK and PMI_SIZE, MVAPICH's own
- * launchers MV2_COMM_WORLD_*, HPE's PALS_RANKID. Slurm's srun sets PMI_* or PMIX_* when it was asked for that
- * kind of MPI; with neither, its processes cannot find each other, but a step of several tasks was surely
- * meant to be one job: it counts as launched, and dsc_comm_create then reports that MPI sees one process
- * only. A batch script (SLURM_NTASKS, no step) is not a launched process. */
+ * launchers MV2_COMM_WORLD_*, HPE's PALS_RANKID. Slurm's srun sets PMI_* or PMIX_* if it was asked for that
+ * kind of MPI. With neither, its processes cannot find each other, but a step of several tasks was surely
+ * meant to be one job: it counts as launched, and dsc_comm_create then reports that MPI sees only one
+ * process. A batch script (SLURM_NTASKS, no step) is not a launched process. */
 #include "comm/backends.h"
 
 #include <limits.h>
@@ -15,7 +15,7 @@ static const char *const size_variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
 static const char *const rank_variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
                                              "MV2_COMM_WORLD_RANK", "PALS_RANKID"};
 
-/* The number in an environment variable, 0 when it is absent or no positive number. */
+/* Returns the number in an environment variable, 0 if it is absent or not a positive number. */
 static int positive_variable(const char *name) {
     const char *text = getenv(name);
     if (!text || !*text)
@@ -45,8 +45,8 @@ int dsc_launcher_other_size(void) {
     return dsc_launcher_size() == 0 && getenv("RANK") ? positive_variable("WORLD_SIZE") : 0;
 }
 
-/* Slurm sets PMI_* for its protocols PMI-1 and PMI-2, which MPICH and its relatives speak, and PMIX_* for the
- * one of Open MPI. */
+/* Slurm sets PMI_* for the protocols PMI-1 and PMI-2, which MPICH and its derivatives speak, and PMIX_* for that
+ * of Open MPI. */
 const char *dsc_launcher_library(void) {
     static const struct {
         const char *variable, *library;

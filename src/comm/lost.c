@@ -1,12 +1,12 @@
-/* Lost ranks: waits with a time limit, the alarm, and abandoning a communicator. Nothing here is used
- * unless the communicator has a time limit; mpi/survivors.c finds the ranks that are left.
+/* Lost ranks: waits with a time limit, the alarm, and abandoning a communicator; mpi/survivors.c finds the ranks
+ * that are left. Waits come here only if the communicator has a time limit.
  *
- * A wait with a limit polls its operation, first without a pause, then with sleeps of at most a sixteenth
+ * A wait with a limit polls its operation, first without a pause, then with sleeps of about a sixteenth
  * of the time waited so far, so that they hardly lengthen it. In between it checks whether another rank
  * has raised the alarm.
  *
  * After a timeout MPI may still use the memory of the operation. An abandoned communicator is therefore
- * never freed, nor is anything that operations in flight may still touch: requests, staging and its own
+ * never freed, nor is anything that operations in flight may still access: requests, staging and its own
  * memory. */
 #include "comm/table.h"
 
@@ -26,7 +26,7 @@ static const double longest_look = 0.25;
 
 /* ---- alarm ---- */
 
-/* Asks the backend at most once per look_interval, over all threads. */
+/* Asks the backend at most once per look_interval, counting the calls of all threads. */
 static dsc_status look(const dsc_comm *comm, int *alarmed) {
     dsc_watch *watch = comm->watch;
     *alarmed = atomic_load(&watch->alarmed);
@@ -84,7 +84,7 @@ void dsc_comm_rest(double waited) {
     nanosleep(&t, NULL);
 }
 
-/* "recv with tag 3 from rank 2" */
+/* Describes a request for messages: "recv with tag 3 from rank 2". */
 static void describe(const dsc_request *r, char *text, size_t size) {
     const char *name = dsc_comm_op_name(r->op);
     if (r->op == DSC_COMM_SEND || r->op == DSC_COMM_RECV)

@@ -1,5 +1,5 @@
-/* Finds out which MPI library the process has loaded, without linking one: a program that uses MPI itself, or
- * a Python process with mpi4py, needs the module that was made for the same library. */
+/* Finds out which MPI library the process has loaded, without linking to one: a program that uses MPI itself, or
+ * a Python process with mpi4py, needs the module that was built for the same library. */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "comm/backends.h"
 
@@ -8,21 +8,21 @@
 
 enum { VERSION_SIZE = 16384 }; /* more than MPI_MAX_LIBRARY_VERSION_STRING of any library */
 
-/* The names under which MPI libraries are loaded: Open MPI, MPICH and others with its binary interface (Intel
- * MPI, MVAPICH, Cray MPICH), and MPICH in Debian. */
+/* The file names of MPI libraries: Open MPI, MPICH and others with its ABI (Intel MPI, MVAPICH, Cray MPICH), and
+ * MPICH in Debian. */
 static const char *const files[] = {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12"};
 
 typedef int (*version_function)(char *text, int *length);
 typedef int (*flag_function)(int *flag);
 
-/* The function `name` of a library; ISO C does not convert between the two kinds of pointers. */
+/* Looks up the function `name` in a library. ISO C does not convert object pointers to function pointers. */
 static int find_function(void *handle, const char *name, void *out) {
     void *symbol = dlsym(handle, name);
     memcpy(out, &symbol, sizeof symbol);
     return symbol != NULL;
 }
 
-/* Both may be called before MPI_Init and after MPI_Finalize. */
+/* Both functions may be called before MPI_Init and after MPI_Finalize. */
 static int is_initialised(void *handle) {
     flag_function initialised, finalised;
     int is = 0, was = 0;
@@ -60,12 +60,12 @@ static const char *look_into(void *handle, int *is_up) {
 
 const char *dsc_mpi_in_process(int *is_up) {
     const char *library = look_into(RTLD_DEFAULT, is_up);
-    /* Libraries of an extension of Python are not visible for everybody. */
+    /* The libraries of a Python extension are not visible globally. */
     for (size_t i = 0; !library && i < sizeof files / sizeof *files; i++) {
         void *handle = dlopen(files[i], RTLD_LAZY | RTLD_NOLOAD);
         if (handle) {
             library = look_into(handle, is_up);
-            (void)dlclose(handle); /* counts users: it stays loaded */
+            (void)dlclose(handle); /* only drops a reference: the library stays loaded */
         }
     }
     if (!library)

@@ -1,4 +1,4 @@
-/* Where the ranks of a communicator are, for backends that are not told by a library such as MPI. */
+/* Finds out where the ranks of a communicator are, for backends without a library such as MPI that tells them. */
 #include "comm/table.h"
 
 #include "base/error.h"
@@ -39,7 +39,7 @@ uint64_t dsc_comm_node(void) {
     return dsc_hash_bytes(dsc_hash_bytes(0, name, sizeof name), boot, sizeof boot);
 }
 
-/* The ranks of a node that are bound to the same CPUs share them. */
+/* Divides the CPUs among the ranks of a node that are bound to the same ones. */
 dsc_status dsc_comm_share_cpus(dsc_comm *comm) {
     struct place {
         uint64_t node, cpus;

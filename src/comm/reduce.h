@@ -1,4 +1,4 @@
-/* Reductions in host memory, for backends that have to do them themselves. BF16 and F16 are combined in
+/* Reductions in host memory, for backends that must compute them themselves. BF16 and F16 are combined in
  * float32 and rounded after each step. */
 #ifndef DSC_COMM_REDUCE_H
 #define DSC_COMM_REDUCE_H
@@ -18,7 +18,7 @@ static inline float dsc_combine_float(float a, float b, dsc_reduction reduction)
     return a + b;
 }
 
-/* inout[i] = the reduction of in[i] and inout[i]. */
+/* Sets inout[i] to the reduction of in[i] and inout[i]. */
 static inline void dsc_reduce_bf16(const uint16_t *in, uint16_t *inout, int64_t n, dsc_reduction reduction) {
     for (int64_t i = 0; i < n; i++)
         inout[i] = dsc_bf16_from_float(

@@ -1,16 +1,16 @@
-/* GPU memory, moved by a transport that can use host memory only. What is sent is first copied to
- * page-locked memory; what arrives there is copied back when the operation is waited for. Both copies
- * follow the order of the communicator's queue, and the host waits for both: the transport knows nothing
- * of queues, and the staging memory is used again by the next operation.
+/* Moves GPU memory with a transport that can use host memory only. Data to be sent are first copied to
+ * page-locked memory; a result that arrives there is copied back when the operation is waited for. Both copies
+ * are in the order of the communicator's queue, and the host waits for both, because the transport knows nothing
+ * of queues, and the next operation reuses the staging memory.
  *
- *   op               copied to the host      copied back
- *   all-reduce       the vector              the vector
- *   reduce           the vector              the vector, at the root
- *   broadcast        the vector, at the root the vector, elsewhere
- *   all-gather       the own part            all parts
- *   reduce-scatter   all parts               the own part
+ *   op               copied to the host        copied back
+ *   all-reduce       the vector                the vector
+ *   reduce           the vector                the vector, at the root
+ *   broadcast        the vector, at the root   the vector, elsewhere
+ *   all-gather       the own part              all parts
+ *   reduce-scatter   all parts                 the own part
  *   send             the vector
- *   recv                                     the vector */
+ *   recv                                       the vector */
 #include "comm/table.h"
 
 #include "base/error.h"
@@ -37,8 +37,8 @@ static dsc_status make_staging(dsc_device *device, size_t bytes, dsc_staging **o
     return DSC_OK;
 }
 
-/* Takes the smallest kept buffer that is large enough. If there is none, frees the largest and allocates a
- * new one. Operations that repeat every step thus find the buffers of the step before. */
+/* Takes the smallest free buffer that is large enough. If there is none, frees the largest and allocates a
+ * new one. Operations that repeat every step thus find the buffers of the previous step. */
 static dsc_status take_staging(dsc_comm *comm, dsc_device *device, size_t bytes, dsc_staging **out) {
     dsc_staging **best = NULL, **largest = NULL;
     for (dsc_staging **at = &comm->free_staging; *at; at = &(*at)->next) {
@@ -100,7 +100,7 @@ dsc_status dsc_staging_begin(dsc_request *request, dsc_device *device, dsc_trans
     int64_t received = transfer->op == DSC_COMM_ALLGATHER ? whole : part;
     size_t element = dsc_dtype_size(transfer->dtype);
     size_t result_at =
-        align((size_t)whole * element); /* where a result goes that does not replace its input */
+        align((size_t)whole * element); /* where a result that does not replace its input goes */
     int apart = transfer->op == DSC_COMM_REDUCE_SCATTER;
     if (dsc_queue_is_recording(comm->queue))
         return DSC_FAIL(DSC_E_INVALID,

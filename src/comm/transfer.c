@@ -1,8 +1,8 @@
-/* The operations. Each is checked, completed at once where no transport is needed, cut into pieces no longer
- * than the communicator's message_limit, started, and its bytes are counted.
+/* The operations. Each is checked, completed at once if it needs no transport, cut into pieces no longer than
+ * the communicator's message_limit and started, and its bytes are counted.
  *
- * Tensors in GPU memory are moved whole by the communicator's device_table; without one they are copied over
- * the host (staging.c). */
+ * Tensors in GPU memory are moved in one piece by the communicator's device_table; without one they are copied
+ * through the host (staging.c). */
 #include "comm/table.h"
 
 #include "base/clock.h"
@@ -28,7 +28,7 @@ const char *dsc_comm_op_name(dsc_comm_op op) {
 
 /* ---- requests ---- */
 
-/* Takes a free request with space for `pieces`. */
+/* Takes a free request, or a new one, with space for `pieces` pieces. */
 static dsc_status take_request(dsc_comm *comm, int64_t pieces, dsc_request **out) {
     dsc_request *request = comm->free_requests;
     if (!request) {
@@ -62,15 +62,14 @@ static void return_request(dsc_request *request) {
     request->comm->free_requests = request;
 }
 
-/* Sends messages that the device's transport has held back in order to group them. */
+/* Sends the messages that the GPU's transport has held back in order to group them. */
 static dsc_status flush(dsc_comm *comm) {
     if (comm->device_table && comm->device_table->flush)
         DSC_TRY(comm->device_table->flush(comm));
     return DSC_OK;
 }
 
-/* Waits for one piece after the other. A failure is returned at once, because later pieces may never
- * complete. */
+/* Waits for the pieces in turn. A failure is returned at once, because later pieces may never complete. */
 static dsc_status wait_pieces(dsc_request *request) {
     dsc_comm *comm = request->comm;
     if (dsc_comm_is_limited(request))
@@ -129,7 +128,7 @@ int dsc_comm_settle_requests(dsc_comm *comm) {
         if (!r->busy)
             continue;
         if (!r->expired)
-            (void)wait_pieces(r); /* the result is dropped: its destination may be freed already */
+            (void)wait_pieces(r); /* the result is dropped, as its destination may already be freed */
         if (r->expired && (dsc_comm_poll(r, &done) != DSC_OK || !done))
             return 0;
     }
@@ -200,7 +199,7 @@ static dsc_status start_piece(dsc_request *request, const dsc_transfer *transfer
     return DSC_OK;
 }
 
-/* Cuts a vector into pieces of message_limit elements. */
+/* Starts the transfer of a vector in pieces of at most message_limit elements. */
 static dsc_status start_vector(dsc_request *request, const dsc_transfer *transfer) {
     int64_t limit = request->comm->message_limit;
     size_t size = dsc_dtype_size(transfer->dtype);
@@ -223,7 +222,7 @@ static void copy_own_part(const dsc_comm *comm, const dsc_transfer *transfer) {
         memmove(transfer->recv, (const char *)transfer->send + place, bytes);
 }
 
-/* An all-gather or reduce-scatter of more than message_limit elements, as one broadcast from, or one
+/* Starts an all-gather or reduce-scatter of more than message_limit elements, as one broadcast from, or one
  * reduction to, the owner of each part. */
 static dsc_status start_parts(dsc_request *request, const dsc_transfer *transfer) {
     dsc_comm *comm = request->comm;
@@ -245,7 +244,7 @@ static dsc_status start_parts(dsc_request *request, const dsc_transfer *transfer
     return DSC_OK;
 }
 
-/* Starts a transfer, unless there is nothing to move. `far` is the device whose memory it is, or NULL for
+/* Starts a transfer, unless there is nothing to move. `far` is the device in whose memory the data are, or NULL for
  * host memory. `by_parts`: see start_parts. */
 static dsc_status start(dsc_request *request, dsc_device *far, const dsc_transfer *transfer, int by_parts) {
     dsc_comm *comm = request->comm;
@@ -265,7 +264,7 @@ static dsc_status start(dsc_request *request, dsc_device *far, const dsc_transfe
         request->table = comm->device_table; /* it takes any length */
         return start_piece(request, transfer);
     }
-    /* Point-to-point messages that are held back may still be joined by others; a collective sends them. */
+    /* Point-to-point messages that are held back may still be joined by others, but a collective sends them. */
     if (transfer->op != DSC_COMM_SEND && transfer->op != DSC_COMM_RECV)
         DSC_TRY(flush(comm));
     dsc_transfer on_host = *transfer;
@@ -283,8 +282,8 @@ static void name_request(dsc_request *request, const dsc_transfer *transfer) {
     request->tag = transfer->tag;
 }
 
-/* Starts an operation whose arguments have been checked. When a piece cannot be started, earlier ones may
- * be in flight, so neither the request nor its staging memory is used again. */
+/* Starts an operation whose arguments have been checked. If a piece cannot be started, earlier ones may
+ * be in flight, so neither the request nor its staging memory is reused. */
 static dsc_status begin(dsc_comm *comm, dsc_device *far, dsc_traffic traffic, const dsc_transfer *transfer,
                         dsc_request **out) {
     int by_parts = dsc_comm_is_gather(transfer->op) && transfer->count > comm->message_limit / comm->size;
@@ -325,12 +324,12 @@ static dsc_status check_tensor(const char *op, const dsc_tensor *t) {
     return DSC_OK;
 }
 
-/* The device of a tensor that the host cannot reach, NULL for others. */
+/* Returns the device of a tensor in memory that the host cannot access, NULL for others. */
 static dsc_device *far_device(const dsc_tensor *t) {
     return dsc_device_is_host(t->device) ? NULL : t->device;
 }
 
-/* `all` must hold one `part` per rank. The two may not overlap, except that (with may_be_inside) `part`
+/* Checks that `all` holds one `part` per rank, and that the two do not overlap, except that with may_be_inside `part`
  * may be this rank's own part of `all`. */
 static dsc_status check_parts(const char *op, const dsc_comm *comm, const dsc_tensor *part,
                               const dsc_tensor *all, int may_be_inside) {
@@ -365,8 +364,8 @@ static dsc_status check_peer(const char *op, const dsc_comm *comm, int peer) {
 
 /* ---- operations ---- */
 
-/* Checks and begins an operation on `t`, and on the whole of an all-gather or reduce-scatter, `all`
- * (otherwise NULL). The caller has set op, reduction, peer and tag of the transfer. */
+/* Checks and begins an operation on `t`. For all-gather and reduce-scatter `t` is the part and `all` the whole;
+ * otherwise `all` is NULL. The caller has set op, reduction, peer and tag of the transfer. */
 static dsc_status check_and_begin(dsc_comm *comm, dsc_traffic traffic, dsc_transfer transfer,
                                   const dsc_tensor *t, const dsc_tensor *all, dsc_request **request) {
     const char *name = names[transfer.op];
@@ -384,7 +383,7 @@ static dsc_status check_and_begin(dsc_comm *comm, dsc_traffic traffic, dsc_trans
         DSC_TRY(check_parts(name, comm, t, all, transfer.op == DSC_COMM_ALLGATHER));
     else
         DSC_TRY(check_tensor(name, t));
-    /* Device memory moves in the order of a queue, so a queue is needed wherever something moves. */
+    /* Device memory is moved in the order of a queue, so a queue is needed if anything is moved. */
     int moves = dsc_tensor_count(t) > 0 && (gather || !dsc_comm_is_idle(comm, transfer.op));
     if (far_device(t) && moves)
         DSC_TRY(dsc_comm_check_queue(comm, name, t->device));
@@ -455,8 +454,8 @@ dsc_status dsc_comm_barrier(dsc_comm *comm) {
     return dsc_comm_wait(&request);
 }
 
-/* *safe = the tensor to use for an operation that may time out. When it does, MPI goes on using its
- * memory, and the caller may free theirs: host memory is then replaced by a copy that the communicator
+/* Sets *safe to the tensor to use for an operation that may time out. After a timeout MPI goes on using the
+ * memory, while the caller may free theirs; host memory is therefore replaced by a copy that the communicator
  * owns. */
 static dsc_status make_safe(dsc_comm *comm, const dsc_tensor *t, dsc_tensor *safe) {
     void *own = NULL;
@@ -507,7 +506,7 @@ dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) {
     return dsc_own_wait(request, transfer->recv, bytes, own);
 }
 
-/* First finds the lowest failing rank (`size` when there is none), then broadcasts its status and message. */
+/* First finds the lowest failing rank (`size` if there is none), then broadcasts its status and message. */
 dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) {
     DSC_TRY(dsc_comm_check("agree", comm));
     int32_t lowest = own == DSC_OK ? comm->size : comm->rank;

@@ -1,11 +1,11 @@
-/* Communicators that need nothing but NCCL and one function of the caller's, which gives every rank the bytes
- * of all ranks (exchange).
+/* Communicators that need nothing but NCCL and one function of the caller's, `exchange`, which gives every rank
+ * the bytes of all ranks.
  *
- * On the first communicator, collective operations on host memory are composed of exchanges, in the call that
+ * On the first communicator, collective operations on host memory consist of exchanges, in the call that
  * begins them: every rank gets the data of all ranks and takes from them what it needs. A subset of the ranks
  * cannot exchange, so communicators that are split from the first one move host memory through the GPU, with
- * NCCL (lift.c). Messages between two ranks do so on all of them. The id that an NCCL communicator is made
- * with is sent by the communicator that it is split from. */
+ * NCCL (lift.c). Messages between two ranks do so on all communicators. When a communicator is split, the ids for
+ * the NCCL communicators of its parts are sent over it. */
 #include "comm/contact/contact.h"
 
 #include "comm/backends.h"
@@ -18,18 +18,18 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { EXCHANGE_BYTES = 1 << 24 }; /* of all ranks together, in one exchange of a long vector */
+enum { EXCHANGE_BYTES = 1 << 24 }; /* at most, of all ranks together, in one exchange of a long vector */
 
 typedef struct contact_state {
     dsc_comm_contact c; /* exchange is NULL in communicators that were split from another one */
-    unsigned char *all; /* the bytes of all ranks */
+    unsigned char *all; /* the bytes of all ranks in the last exchange */
     int64_t capacity;
     dsc_lifts *lifts;
 } contact_state;
 
 /* ---- collective operations by exchange ---- */
 
-/* s->all = the bytes of all ranks. */
+/* Sets s->all to the bytes of all ranks. */
 static dsc_status exchange(const dsc_comm *comm, const void *own, size_t bytes) {
     contact_state *s = comm->state;
     DSC_TRY(dsc_memory_grow(&s->all, &s->capacity, (int64_t)bytes * comm->size, 1));
@@ -51,7 +51,7 @@ static dsc_status exchange(const dsc_comm *comm, const void *own, size_t bytes) 
                                    : (type)(a[i] + b[i]);                                                    \
     } while (0)
 
-/* inout[i] = the reduction of in[i] and inout[i]. */
+/* Sets inout[i] to the reduction of in[i] and inout[i]. */
 static void reduce(dsc_dtype dtype, dsc_reduction op, const void *in, void *inout, int64_t n) {
     switch (dtype) {
     case DSC_F32:
@@ -78,7 +78,7 @@ static void reduce(dsc_dtype dtype, dsc_reduction op, const void *in, void *inou
     }
 }
 
-/* Takes what this rank needs from n elements of all ranks, which begin at element `first`. */
+/* Takes what this rank needs from s->all, which holds n elements of every rank, from element `first` on. */
 static void take(const dsc_comm *comm, const dsc_transfer *t, int64_t first, int64_t n) {
     const contact_state *s = comm->state;
     size_t size = dsc_dtype_size(t->dtype), bytes = (size_t)n * size;
@@ -88,14 +88,14 @@ static void take(const dsc_comm *comm, const dsc_transfer *t, int64_t first, int
     } else if (t->op == DSC_COMM_ALLGATHER) {
         for (int r = 0; r < comm->size; r++)
             memcpy(to + (size_t)r * (size_t)t->count * size, s->all + (size_t)r * bytes, bytes);
-    } else if (t->op == DSC_COMM_ALLREDUCE || t->peer == comm->rank) { /* in the order of the ranks */
+    } else if (t->op == DSC_COMM_ALLREDUCE || t->peer == comm->rank) { /* in rank order */
         memcpy(to, s->all, bytes);
         for (int r = 1; r < comm->size; r++)
             reduce(t->dtype, t->reduction, s->all + (size_t)r * bytes, to, n);
     }
 }
 
-/* A vector, a limited number of elements at a time. */
+/* Exchanges a vector, a limited number of elements at a time. */
 static dsc_status exchange_vector(const dsc_comm *comm, const dsc_transfer *t) {
     size_t size = dsc_dtype_size(t->dtype);
     int64_t most = EXCHANGE_BYTES / ((int64_t)size * comm->size);
@@ -108,7 +108,7 @@ static dsc_status exchange_vector(const dsc_comm *comm, const dsc_transfer *t) {
     return DSC_OK;
 }
 
-/* A reduce-scatter is one reduction to every rank. */
+/* Does a collective operation by exchanges; a reduce-scatter as one reduction to each rank. */
 static dsc_status exchange_all(const dsc_comm *comm, const dsc_transfer *t) {
     if (t->op != DSC_COMM_REDUCE_SCATTER)
         return exchange_vector(comm, t);
@@ -154,7 +154,7 @@ static dsc_status contact_barrier(dsc_comm *comm) {
 
 /* ---- groups ---- */
 
-/* What every rank says of itself when a communicator is split. */
+/* What every rank tells the others when a communicator is split. */
 typedef struct card {
     uint64_t node;
     int colour, key;
@@ -247,7 +247,7 @@ static void contact_close(dsc_comm *comm) {
     dsc_memory_free(&comm->state);
 }
 
-/* The state stays, as the communicator does: NCCL may still use the memory of its operations. */
+/* The state is kept, like the communicator itself: NCCL may still use the memory of its operations. */
 static void contact_abandon(dsc_comm *comm) {
     const contact_state *s = comm->state;
     if (s->c.close)
@@ -270,7 +270,7 @@ void dsc_comm_contact_init_sized(dsc_comm_contact *contact, size_t size) {
     dsc_versioned_init(contact, size, &defaults, sizeof defaults);
 }
 
-/* The context is still the caller's when this fails. */
+/* If this fails, the caller still owns the context. */
 static dsc_status open_contact(dsc_comm *comm, const dsc_comm_contact *c) {
     contact_state *s;
     DSC_TRY(dsc_memory_alloc(1, sizeof *s, &s));

@@ -1,4 +1,4 @@
-/* Host memory, moved by a transport that can use GPU memory only: the opposite of staging.c. What is sent is
+/* Moves host memory with a transport that can use GPU memory only: the opposite of staging.c. Data to be sent are
  * copied to the GPU, in the order of the communicator's queue; when the operation is waited for, the result
  * is copied back, and the host waits for that. The memory on the GPU is kept for the next operation. */
 #include "comm/contact/contact.h"
@@ -11,7 +11,7 @@ struct dsc_lift {
     dsc_lifts *owner;
     dsc_tensor memory; /* bytes on the GPU */
     dsc_queue *queue;
-    dsc_piece piece; /* of the communicator's device_table */
+    dsc_piece piece; /* the piece that the communicator's device_table moves */
     void *to;        /* where the result goes on the host; NULL: nowhere */
     dsc_tensor result;
     dsc_lift *next_free, *next;
@@ -79,14 +79,14 @@ static dsc_status check_transport(const dsc_comm *comm, dsc_comm_op op) {
     return DSC_OK;
 }
 
-/* A view of `bytes` bytes of the lift's memory. */
+/* Returns a view of `bytes` bytes of the lift's memory, from byte `at` on. */
 static dsc_tensor part_of(const dsc_lift *lift, size_t at, size_t bytes) {
     int64_t count = (int64_t)bytes;
     return dsc_tensor_view(lift->memory.device, (char *)lift->memory.data + at, DSC_U8, 1, &count);
 }
 
-/* Copies the data to send, and starts the transfer between the GPUs. The result of a reduce-scatter comes
- * after the data to send; others replace it. */
+/* Copies the data to be sent, and starts the transfer between the GPUs. The result of a reduce-scatter is placed
+ * after these data; other results replace them. */
 static dsc_status launch(dsc_comm *comm, dsc_lift *lift, const dsc_transfer *t) {
     size_t part = (size_t)t->count * dsc_dtype_size(t->dtype);
     size_t whole = dsc_comm_is_gather(t->op) ? part * (size_t)comm->size : part;
@@ -117,7 +117,7 @@ dsc_status dsc_lift_start(dsc_comm *comm, dsc_lifts **lifts, const dsc_transfer 
         DSC_TRY(dsc_memory_alloc(1, sizeof **lifts, lifts));
     DSC_TRY(take_lift(*lifts, dsc_queue_device(comm->queue), bytes, &lift));
     lift->queue = comm->queue;
-    DSC_TRY(launch(comm, lift, t)); /* a lift that failed is not used again: its copy may be under way */
+    DSC_TRY(launch(comm, lift, t)); /* a lift that failed is not reused: its copy may still be running */
     *out = lift;
     return DSC_OK;
 }

@@ -1,5 +1,5 @@
 /* A communicator made of functions of the caller's. Every piece is one call of `start`; errors are reported
- * with the name of the function, and the message that it has set. */
+ * with the name of the function that failed, and the message that it has set. */
 #include "comm/table.h"
 
 #include "base/error.h"
@@ -68,7 +68,7 @@ static void functions_close(dsc_comm *comm) {
     dsc_memory_free(&comm->state);
 }
 
-/* The state stays, as the communicator does. */
+/* The state is kept, like the communicator itself. */
 static void functions_abandon(dsc_comm *comm) {
     const functions_state *s = comm->state;
     close_context(&s->f);
@@ -81,7 +81,7 @@ static dsc_status check(const char *name, const dsc_comm_functions *f) {
     return dsc_comm_check_ranks(name, f->rank, f->ranks, f->local_rank, f->local_ranks);
 }
 
-/* Gives `comm` a copy of the functions, and their ranks. */
+/* Gives `comm` a copy of the functions, and fills in its ranks. */
 static dsc_status adopt(dsc_comm *comm, const char *name, const dsc_comm_functions *f) {
     functions_state *s;
     DSC_TRY(check(name, f));
@@ -136,7 +136,7 @@ void dsc_comm_functions_init_sized(dsc_comm_functions *functions, size_t size) {
     dsc_versioned_init(functions, size, &defaults, sizeof defaults);
 }
 
-/* The context is still the caller's when this fails. */
+/* If this fails, the caller still owns the context. */
 static dsc_status open_functions(dsc_comm *comm, const dsc_comm_functions *f) {
     const char *name = f->name && *f->name ? f->name : "functions";
     DSC_TRY(adopt(comm, name, f));

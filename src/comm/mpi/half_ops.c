@@ -2,7 +2,7 @@
 
 #include "comm/reduce.h"
 
-/* The functions MPI calls: one for each type and reduction, since it hands on nothing but the data. */
+/* The functions that MPI calls: one for each type and reduction, since it passes nothing but the data. */
 
 static void bf16_sum(void *in, void *inout, int *n, MPI_Datatype *type) {
     (void)type;
@@ -43,7 +43,7 @@ int dsc_half_ops_create(dsc_half_ops *ops) {
         {f16_sum, &ops->f16[DSC_SUM]},   {f16_max, &ops->f16[DSC_MAX]},   {f16_min, &ops->f16[DSC_MIN]},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        int code = MPI_Op_create(all[i].function, 1, all[i].op); /* 1: commutes */
+        int code = MPI_Op_create(all[i].function, 1, all[i].op); /* 1: commutative */
         if (code != MPI_SUCCESS)
             return code;
     }

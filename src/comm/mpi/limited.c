@@ -1,6 +1,6 @@
 /* Time limits for MPI calls that have none: all ranks make a communicator together, and a rank that has
- * ended or hangs would hold up the others for ever. With a limit such a call is made in a thread of its
- * own. At the limit that thread is left running with all its data, and MPI is not called again in this
+ * ended or hangs would block the others for ever. With a limit such a call is made in a separate
+ * thread. At the limit that thread is left running with all its data, and MPI is not called again in this
  * process, because MPI was promised one caller at a time. */
 #include "comm/mpi/mpi.h"
 
@@ -11,7 +11,7 @@
 
 #include <stdio.h>
 
-static const double shortest = 5; /* seconds: limits are set for one message, and this takes several */
+static const double shortest = 5; /* seconds: limits are meant for one message, and this takes several */
 
 typedef struct call {
     dsc_status (*function)(void *argument);
@@ -55,7 +55,7 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* Returns 1 when the call has ended in time; its thread has then ended, too. */
+/* Returns 1 if the call has ended in time; its thread has then ended, too. */
 static int await(call *c, pthread_t thread, double seconds) {
     double deadline = dsc_clock_now() + seconds;
     pthread_mutex_lock(&c->lock);

@@ -1,6 +1,6 @@
-/* The MPI backend: the only place that knows MPI. Every piece is one non-blocking call on a duplicate of
- * MPI_COMM_WORLD, or of a communicator of the program's (or a part of it), that belongs to the library, so
- * that its messages never match the program's. Failures come back as DSC_E_COMM with MPI's own text. */
+/* The MPI backend: the only part of the library that is compiled with MPI. Every piece is one non-blocking call on a
+ * communicator that the library owns, a duplicate of MPI_COMM_WORLD or of a communicator of the program's (or a part
+ * of it), so that its messages never match the program's. Failures are returned as DSC_E_COMM with MPI's own text. */
 #define _DEFAULT_SOURCE /* on_exit */
 #include "comm/mpi/mpi.h"
 
@@ -21,16 +21,16 @@
 /* MPI is initialised and finalised once in a process. Communicators are created and destroyed by one thread
  * at a time. */
 static struct {
-    int users;        /* communicators alive */
+    int users;        /* number of communicators */
     int started_here; /* 1: the library initialised MPI, and finalises it */
-    pid_t process;    /* that has initialised it: one that was forked from it has no MPI */
+    pid_t process;    /* the one that has initialised MPI: a process forked from it has none */
     int abandoned;    /* 1: a communicator was abandoned, so MPI is not finalised */
     int has_ops;      /* 1: ops are valid: while there are users, or until the library finalises MPI */
     dsc_half_ops ops;
-    dsc_comm *released; /* communicators whose operations are looked at once more at the end */
+    dsc_comm *released; /* communicators whose operations are checked once more at the end */
 } world;
 
-/* Seconds that operations of released communicators get at the end of the process. */
+/* Seconds that operations of released communicators get to complete at the end of the process. */
 static const double RELEASED_S = 2;
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(((dsc_piece *)0)->handle),
@@ -138,7 +138,7 @@ static dsc_status mpi_start(dsc_comm *comm, const dsc_transfer *t, dsc_piece *pi
     return DSC_OK;
 }
 
-/* MPI does not report a message that is shorter than its receive: check the length. */
+/* Checks the length of a message: MPI does not report one that is shorter than its receive. */
 static dsc_status check_length(const dsc_piece *piece, const MPI_Status *status) {
     if (piece->expected < 0)
         return DSC_OK;
@@ -158,7 +158,7 @@ static dsc_status mpi_test(dsc_comm *comm, dsc_piece *piece, int *done) {
     DSC_TRY(dsc_mpi_check_free());
     memcpy(&request, &piece->handle, sizeof request);
     int code = MPI_Test(&request, done, &status);
-    memcpy(&piece->handle, &request, sizeof request); /* MPI_REQUEST_NULL when it is complete */
+    memcpy(&piece->handle, &request, sizeof request); /* MPI_REQUEST_NULL once it is complete */
     DSC_TRY(dsc_mpi_check(code, "MPI_Test"));
     return *done ? check_length(piece, &status) : DSC_OK;
 }
@@ -173,7 +173,7 @@ static dsc_status mpi_wait(dsc_comm *comm, dsc_piece *piece) {
     return check_length(piece, &status);
 }
 
-/* MPI cannot cancel a receive that has matched its message already: that one stays in flight. */
+/* Cancels a receive. MPI cannot cancel one that has already matched its message: it stays in flight. */
 static void mpi_cancel(dsc_comm *comm, dsc_piece *piece) {
     (void)comm;
     MPI_Request request;
@@ -212,7 +212,7 @@ static void mpi_close(dsc_comm *comm) {
     dsc_memory_free(&comm->state);
 }
 
-/* 1 when all operations of released communicators are complete. They get a moment for it, since other ranks may
+/* Returns 1 if all operations of released communicators are complete. Gives them a moment, since other ranks may
  * have begun them a little later. */
 static int released_are_complete(void) {
     double began = dsc_clock_now();
@@ -229,7 +229,7 @@ static int released_are_complete(void) {
     return 1;
 }
 
-/* The end of the process. MPI_Finalize waits for all ranks, so it is called when this rank has ended as
+/* Called at the end of the process. MPI_Finalize waits for all ranks, so it is only called if this rank ends as
  * planned: all communicators are destroyed, or the exit status is 0. Otherwise the launcher notices that a
  * rank has ended without it, and ends the others. */
 static void end_mpi(int exit_status, void *unused) {
@@ -244,8 +244,8 @@ static void end_mpi(int exit_status, void *unused) {
     MPI_Finalize();
 }
 
-/* Operations in flight need the communicator, and may need the reduction operators: both stay. Finalising MPI
- * would wait for them, or for ranks that are gone. */
+/* Operations in flight need the communicator, and may need the reduction operators: both are kept. Finalising MPI
+ * would wait for these operations, or for ranks that are gone. */
 static void mpi_abandon(dsc_comm *comm) {
     if (comm->released) {
         comm->next_released = world.released;
@@ -261,7 +261,8 @@ static int mpi_is_last(const dsc_comm *comm) {
     return world.users == 1 && world.started_here && !world.abandoned && dsc_mpi_is_up() && dsc_mpi_is_free();
 }
 
-/* Rank and size of mpi->comm; rank and size among those of it on this node, whose communicator is *node. */
+/* Fills in rank and size in mpi->comm, and local_rank and local_size on this node; *node = the communicator of the
+ * ranks on this node. */
 static dsc_status locate(const dsc_mpi_state *mpi, dsc_comm *comm, MPI_Comm *node) {
     DSC_TRY(dsc_mpi_check(MPI_Comm_rank(mpi->comm, &comm->rank), "MPI_Comm_rank"));
     DSC_TRY(dsc_mpi_check(MPI_Comm_size(mpi->comm, &comm->size), "MPI_Comm_size"));
@@ -272,7 +273,7 @@ static dsc_status locate(const dsc_mpi_state *mpi, dsc_comm *comm, MPI_Comm *nod
     return dsc_mpi_check(MPI_Comm_size(*node, &comm->local_size), "MPI_Comm_size");
 }
 
-/* The ranks of a node that are bound to the same CPUs share them. */
+/* Divides the CPUs among the ranks of a node that are bound to the same ones. */
 static dsc_status share_cpus(MPI_Comm node, int *threads) {
     int cpus, sharers;
     uint64_t hash;
@@ -345,8 +346,8 @@ static const char *thread_level_name(int level) {
                                             : "single";
 }
 
-/* "mpi: 4 ranks, Open MPI v4.1.4, threads serialized": the library's text up to its first comma or line end.
- */
+/* Writes a description like "mpi: 4 ranks, Open MPI v4.1.4, threads serialized", with the library's text up to its
+ * first comma or line end. */
 static void describe(dsc_comm *comm, int provided) {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
@@ -384,13 +385,13 @@ static const dsc_comm_table mpi_table = {
     .close_watch = dsc_mpi_close_watch,
 };
 
-/* The algorithm that Open MPI 4.1 chooses for MPI_Iallreduce in place sends far more than is needed
- * (docs/performance.md). A choice made by the user is kept, and other libraries ignore the variable. */
+/* The algorithm that Open MPI 4.1 chooses for an in-place MPI_Iallreduce sends far more than is needed
+ * (docs/performance.md). A value set by the user is kept, and other libraries ignore the variable. */
 static void prefer_algorithms(void) {
     (void)setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "rabenseifner", 0);
 }
 
-/* Initialises MPI unless the program has; *provided is its thread level. */
+/* Initialises MPI unless the program has done so; *provided = its thread level. */
 static dsc_status start_mpi(int thread_multiple, int *provided) {
     int initialised = 0, finalised = 0;
     MPI_Finalized(&finalised);
@@ -419,8 +420,8 @@ static dsc_status start_mpi(int thread_multiple, int *provided) {
     return DSC_OK;
 }
 
-/* The communicator to duplicate: the caller's at `given`, or that of all ranks. A handle is read as whatever
- * type MPI_Comm has in this MPI. */
+/* Sets *out to the communicator to duplicate: the caller's at `given`, or that of all ranks if it is NULL. The handle
+ * is read as whatever type MPI_Comm has in this MPI. */
 static dsc_status find_source(const void *given, MPI_Comm *out) {
     int between = 0;
     *out = MPI_COMM_WORLD;
@@ -473,7 +474,7 @@ fail:
     return status;
 }
 
-/* Intel MPI, MVAPICH and Cray MPICH have the binary interface of MPICH. */
+/* Intel MPI, MVAPICH and Cray MPICH have the ABI of MPICH. */
 #if defined(OPEN_MPI)
 #define LIBRARY "openmpi"
 #elif defined(MPICH_VERSION) || defined(MPICH_NUMVERSION) || defined(I_MPI_VERSION)

@@ -1,9 +1,9 @@
-/* Finds the ranks that are still alive, by messages, for MPI libraries that cannot survive lost ranks
- * themselves.
+/* Finds the ranks that are still alive, by messages, for MPI libraries that cannot themselves survive the loss
+ * of ranks.
  *
  * A communicator created with `survive` has a duplicate of itself for these messages, its watch. A rank
- * that misses another starts the agreement by sending an alarm to all others, which find it and take part,
- * too.
+ * that finds another one missing starts the agreement by sending an alarm to all others, which notice it and take
+ * part, too.
  *
  *   alarm   to all     I am alive and take part.
  *   call    to all     The sender is coordinator: join it. To a rank that has joined the sender: join the
@@ -14,16 +14,16 @@
  * A rank waits for alarms until it has heard from all ranks or its patience is over. Then it joins the
  * lowest rank that it has heard from; if that is itself, it sends a call. A rank that receives a call
  * before that joins the caller. The coordinator waits, at most for its patience, until all ranks it has
- * heard from have joined, and sends the list of those to all: a rank that is not in the list came too
- * late. A rank joins one coordinator at a time, and changes to another only when the first has asked it to,
+ * heard from have joined, and sends the list of those that have joined to all: a rank that is not in it came too
+ * late. A rank joins one coordinator at a time, and changes to another only if the first has asked it to,
  * or was silent for so long that it must be gone; so no rank is in two lists. Of two ranks that call at
- * the same time the higher one joins the lower. The ranks in the list then make their communicator, with a
- * time limit: should a rank end within these milliseconds, the others end with an error.
+ * the same time, the higher one joins the lower. The ranks in the list then make their communicator, with a
+ * time limit: if a rank ends within these milliseconds, the others end with an error.
  *
  * The messages are so short (the list has one bit per rank) that MPI sends them without the receiver's
  * help, so a dead rank blocks nobody. Their memory belongs to the watch, which is never freed once an
- * alarm was raised. All ranks exchange a message when the watch is made, because a first connection cannot
- * be made with a rank that is dead. */
+ * alarm was raised. All ranks exchange a message when the watch is made, because no first connection can be
+ * made to a rank that is dead. */
 #include "comm/mpi/mpi.h"
 
 #include "base/clock.h"
@@ -36,22 +36,22 @@
 enum { NOTE = 1, GROUP }; /* tags */
 enum { NOBODY = -1 };
 
-static const double least_call = 0.05; /* seconds that a coordinator waits at least, to hear from others */
+static const double least_call = 0.05; /* seconds that a coordinator at least waits to hear from others */
 static const double slack = 0.5;       /* seconds that a coordinator may be late beyond its patience */
 
-/* A message; a list is followed by its bits. All have one tag, and messages of other tags are not
- * received: MPI may use the same communicator while a group is being made. */
+/* A message; a list is followed by its bits. All have the same tag, and messages with other tags are not
+ * received, because MPI may use the same communicator while a group is being made. */
 typedef enum kind { ALARM, CALL, JOIN, LIST } kind;
 typedef struct note {
     kind kind;
-    int coordinator; /* named by a call */
+    int coordinator; /* the one that a call names */
 } note;
 
 typedef struct watch_state {
     MPI_Comm comm;
     int rank, size;
     note alarm, join;
-    note *calls;           /* [size], naming each rank as coordinator */
+    note *calls;           /* [size], each naming one rank as coordinator */
     note *list, *arrived;  /* followed by bits */
     unsigned char *heard;  /* [size] 1: alive */
     unsigned char *joined; /* [size] 1: waits for this rank's list */
@@ -61,11 +61,11 @@ typedef struct watch_state {
 typedef struct agreement {
     watch_state *w;
     double patience;
-    double limit;     /* when the present state ends */
-    double called_at; /* when this rank, as coordinator, has sent its call */
+    double limit;     /* when the current state ends */
+    double called_at; /* when this rank, as coordinator, sent its call */
     double last;      /* when this rank, as coordinator, was last active */
     int coordinator;  /* the one joined, or this rank itself; NOBODY: still waiting for alarms */
-    int other;        /* another rank that has called, or NOBODY */
+    int other;        /* another rank that was named as coordinator, or NOBODY */
     int decided, late;
 } agreement;
 
@@ -80,7 +80,7 @@ static int is_in(const note *list, int rank) {
     return bits[rank / CHAR_BIT] >> rank % CHAR_BIT & 1;
 }
 
-/* Sends a message and frees its request at once: nobody waits for these. */
+/* Sends a message and frees its request at once, as nobody waits for these. */
 static dsc_status post(const watch_state *w, int to, const note *n) {
     int bytes = n->kind == LIST ? list_bytes(w) : (int)sizeof *n;
     MPI_Request request;
@@ -98,7 +98,7 @@ static dsc_status post_all(const watch_state *w, const note *n) {
 
 /* ---- states ---- */
 
-/* Joins a coordinator, and sends the ranks that have joined this one there. */
+/* Joins a coordinator, and tells the ranks that have joined this one to join it instead. */
 static dsc_status join(agreement *a, int coordinator) {
     watch_state *w = a->w;
     a->coordinator = coordinator;
@@ -133,7 +133,7 @@ static int all_heard(const watch_state *w) {
     return memchr(w->heard, 0, (size_t)w->size) == NULL;
 }
 
-/* 1 when all ranks heard from have joined. */
+/* Returns 1 if all ranks heard from have joined. */
 static int all_joined(const watch_state *w) {
     for (int r = 0; r < w->size; r++) {
         if (r != w->rank && w->heard[r] && !w->joined[r])
@@ -219,7 +219,8 @@ static dsc_status take_all(agreement *a) {
 
 /* ---- the agreement ---- */
 
-/* A coordinator that was itself stopped for long must not go on: the ranks that joined it have left. */
+/* Sends the list if it is time. A coordinator that was itself stopped for long must not go on: the ranks that joined it
+ * have left. */
 static dsc_status coordinate(agreement *a, double now) {
     if (now - a->last > a->patience) {
         a->late = 1;
@@ -363,7 +364,7 @@ void dsc_mpi_close_watch(dsc_watch *watch) {
     free_state(&w);
 }
 
-/* Every two ranks exchange one message, so that all connections exist. */
+/* Exchanges one message between every two ranks, so that all connections exist. */
 static dsc_status greet(const watch_state *w) {
     for (int width = 1; width < w->size; width++) {
         int to = (w->rank + width) % w->size, from = (w->rank + w->size - width) % w->size;

@@ -5,10 +5,10 @@
  * They therefore run in the order in which they were begun, and cannot block each other on the GPU, as
  * operations of several NCCL communicators otherwise may. Beginning an operation makes the lane wait for
  * the queue, then puts the operation and an event into the lane. Waiting makes the queue wait for that
- * event; the host does not wait. A recording records all of this.
+ * event; the host does not wait. All of this can be recorded.
  *
  * NCCL's messages have no tags, and a send may complete only when its receive runs. Messages begun one
- * after the other are therefore held back, and leave as one group with the next collective, wait or test. */
+ * after the other are therefore held back, and sent as one group by the next collective, wait or test. */
 #include "comm/backends.h"
 
 #include "base/error.h"
@@ -31,19 +31,19 @@ typedef struct nccl_state nccl_state;
 /* A stream, and the messages held back. */
 typedef struct lane {
     int ordinal; /* of the GPU */
-    int users;   /* communicators */
+    int users;   /* number of communicators */
     cudaStream_t stream;
-    cudaEvent_t fork;        /* marks the queue where an operation begins */
-    operation *held, **tail; /* held back, oldest first; where the next one is added */
+    cudaEvent_t fork;        /* marks the point in the queue at which an operation begins */
+    operation *held, **tail; /* messages held back, oldest first; where the next one is added */
 } lane;
 
-/* An operation in flight; the struct is used again after the wait. */
+/* An operation in flight; the struct is reused after the wait. */
 struct operation {
     nccl_state *owner;
     cudaEvent_t done;
     dsc_queue *queue;
-    int recorded;          /* begun in a recording */
-    dsc_transfer transfer; /* while it is held back */
+    int recorded;          /* 1: begun in a recording */
+    dsc_transfer transfer; /* valid while the operation is held back */
     operation *next_held, *next_free, *next;
 };
 
@@ -151,7 +151,7 @@ static dsc_status call(const nccl_state *s, const dsc_transfer *t) {
     return DSC_OK;
 }
 
-/* Makes the lane wait for everything in the queue so far. */
+/* Makes the lane wait for everything that is in the queue so far. */
 static dsc_status follow_queue(lane *l, const dsc_queue *queue) {
     DSC_CUDA_TRY(cudaEventRecord(l->fork, stream_of(queue)));
     DSC_CUDA_TRY(cudaStreamWaitEvent(l->stream, l->fork, 0));
@@ -183,7 +183,7 @@ static dsc_status call_all(const nccl_state *s, const operation *first, const op
     return DSC_OK;
 }
 
-/* Messages of one communicator that were begun one after the other, up to `end`. */
+/* Starts messages of one communicator that were begun one after the other, from `first` to the one before `end`. */
 static dsc_status start_group(operation *first, operation *end) {
     nccl_state *s = first->owner;
     for (operation *o = first; o != end; o = o->next_held) {
@@ -358,8 +358,8 @@ static void *abort_all(void *unused) {
     return NULL;
 }
 
-/* Runs in a thread: NCCL waits for recordings that still hold a communicator, but the process is to end
- * now. */
+/* Aborts in a separate thread: NCCL waits for recordings that still use a communicator, but the process is to
+ * end now. */
 static void nccl_abort(void) {
     pthread_t thread;
     if (alive.first && pthread_create(&thread, NULL, abort_all, NULL) == 0)
@@ -422,8 +422,8 @@ static const dsc_comm_table nccl_table = {
 
 /* Where a rank's GPU is. */
 typedef struct place {
-    char node[64]; /* its name, */
-    char boot[48]; /* tells nodes of the same name apart */
+    char node[64]; /* the host name */
+    char boot[48]; /* the boot id, which tells nodes of the same name apart */
     char bus[24];  /* PCI address */
     int gpus;      /* number of GPUs that the rank sees */
 } place;
@@ -451,7 +451,7 @@ static int same_gpu(const place *a, const place *b) {
     return same_node(a, b) && strcmp(a->bus, b->bus) == 0;
 }
 
-/* The message names who shares the GPU of `first`: at most eight. */
+/* Raises an error that names the ranks that share the GPU of `first`: at most eight. */
 static dsc_status fail_shared(const place *places, int ranks, int first) {
     enum { NAMED = 8 };
     char text[NAMED * 16] = "";
@@ -470,7 +470,7 @@ static dsc_status fail_shared(const place *places, int ranks, int first) {
         places[first].gpus == 1 ? "" : "s");
 }
 
-/* Every rank knows all places, and so comes to the same result. */
+/* Fails if two ranks share a GPU. Every rank knows all places, and so comes to the same result. */
 static dsc_status check_places(dsc_comm *comm, const place *own, place *places) {
     places[comm->rank] = *own;
     dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER,
@@ -501,8 +501,8 @@ static dsc_status refuse_sharing(dsc_comm *comm, int ordinal) {
     return DSC_OK;
 }
 
-/* NCCL may sum in another order where it can register the memory of a recording beforehand. A resumed run,
- * whose first steps are not recorded yet, would then get other bits. A choice made by the user is kept. */
+/* NCCL may sum in a different order if it can register the memory of a recording beforehand. A resumed run,
+ * whose first steps are not recorded yet, would then get different bits. A value set by the user is kept. */
 static void forgo_registering(void) {
     (void)setenv("NCCL_GRAPH_REGISTER", "0", 0);
 }
@@ -517,7 +517,7 @@ static dsc_status nccl_make_id(unsigned char *id) {
     return DSC_OK;
 }
 
-/* Broadcasts rank 0's id of the NCCL communicator, unless all ranks know one already. */
+/* Broadcasts an id for the NCCL communicator from rank 0, unless all ranks already know one. */
 static dsc_status share_id(dsc_comm *comm) {
     if (comm->has_nccl_id)
         return DSC_OK;
@@ -547,14 +547,14 @@ static dsc_status make_state(int ordinal, lane *shared, nccl_state **out) {
     return DSC_OK;
 }
 
-/* A rank that fails in here leaves others waiting in NCCL; as after any failure between two agreements, its
- * program ends the job. */
+/* Makes the NCCL communicator. A rank that fails in here leaves others waiting in NCCL; as after any failure
+ * between two agreements, its program ends the job. */
 static dsc_status meet(dsc_comm *comm, nccl_state *s) {
     ncclUniqueId id;
     forgo_registering();
     DSC_TRY(share_id(comm));
     memcpy(&id, comm->nccl_id, sizeof id);
-    comm->has_nccl_id = 0; /* an id makes one communicator */
+    comm->has_nccl_id = 0; /* an id is good for one communicator */
     DSC_CUDA_ON(s->lane->ordinal);
     ncclComm_t made = NULL;
     NCCL_TRY(NULL, ncclCommInitRank(&made, comm->size, id, comm->rank));
@@ -563,7 +563,8 @@ static dsc_status meet(dsc_comm *comm, nccl_state *s) {
     return DSC_OK;
 }
 
-/* With an id that is known already the communicator may have nothing but NCCL to agree by. */
+/* The ranks agree first only if the id is not known yet; otherwise the communicator may have nothing but NCCL to agree
+ * with. */
 static dsc_status open_nccl(dsc_comm *comm, int ordinal, lane *shared) {
     nccl_state *s = NULL;
     dsc_status status = make_state(ordinal, shared, &s);
@@ -599,7 +600,7 @@ static dsc_status nccl_use(dsc_comm *comm) {
     return open_nccl(comm, ordinal, NULL);
 }
 
-/* With thread_multiple every communicator has a lane of its own, so that threads do not share one. */
+/* With thread_multiple every communicator gets a lane of its own, so that threads do not share one. */
 static dsc_status nccl_inherit(dsc_comm *comm, dsc_comm *parent) {
     lane *l = ((nccl_state *)parent->device_state)->lane;
     if (comm->size == 1 && !comm->alone_too)
@@ -607,7 +608,7 @@ static dsc_status nccl_inherit(dsc_comm *comm, dsc_comm *parent) {
     return open_nccl(comm, l->ordinal, comm->thread_multiple ? NULL : l);
 }
 
-/* "mpi: 4 ranks, ..." becomes "nccl: 4 ranks, ..., NCCL 2.28.9". */
+/* Turns the description "mpi: 4 ranks, ..." into "nccl: 4 ranks, ..., NCCL 2.28.9". */
 static void nccl_describe(dsc_comm *comm) {
     char rest[sizeof comm->description];
     int version = 0;

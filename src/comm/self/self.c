@@ -1,6 +1,6 @@
-/* One process without a launcher. transfer.c completes all collectives of one rank; this backend has only the
- * messages of the rank to itself. They are matched by tag, in the order in which they were begun, and copied
- * when both ends are known. */
+/* The backend for one process without a launcher. transfer.c completes all collectives of one rank; this backend only
+ * handles messages from the rank to itself. They are matched by tag, in the order in which they were begun, and copied
+ * once both send and receive have been begun. */
 #include "comm/table.h"
 
 #include "base/config.h"
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A send without its receive, or a receive without its send. */
+/* A send whose receive has not been begun yet, or a receive whose send has not. */
 typedef struct pending {
     int64_t id;
     dsc_transfer transfer;
@@ -66,7 +66,7 @@ static dsc_status self_test(dsc_comm *comm, dsc_piece *piece, int *done) {
     return DSC_OK;
 }
 
-/* Fails when the other end has not been begun: waiting would never end. */
+/* Fails if the other end has not been begun, because the wait would never end. */
 static dsc_status self_wait(dsc_comm *comm, dsc_piece *piece) {
     self_state *self = comm->state;
     int64_t i = find_pending(self, piece->handle.number);
