@@ -121,8 +121,7 @@ static dsc_status add_decoder(dsc_model *m, const dsc_zoo_unet_design *d, int le
     up.kernel_h = up.kernel_w = up.stride_h = up.stride_w = 2;
     snprintf(name, sizeof name, "upconv%d", level);
     DSC_TRY(dsc_model_conv_transpose2d(m, name, *x, &up, 1, x));
-    DSC_TRY(
-        start_weights(m, d, name, 2 * up.out_c)); /* the stride is 2, so one tap in four reaches an output */
+    DSC_TRY(start_weights(m, d, name, 2 * up.out_c)); /* one tap of four reaches an output */
     DSC_TRY(dsc_model_value_shape(m, *x, &doubled));
     if (!d->batch_norm)
         DSC_TRY(dsc_model_crop(m, skip, doubled.h, doubled.w, &skip));

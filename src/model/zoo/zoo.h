@@ -37,7 +37,7 @@ typedef struct dsc_zoo_gpt_design {
     int gpt2; /* 1: the GELU of GPT-2 and the layout of its files; 0: those of nanoGPT */
 } dsc_zoo_gpt_design;
 extern const dsc_option dsc_zoo_gpt_keys[];
-/* `design` is a dsc_zoo_gpt_design. x are tokens, `classes` is the size of the vocabulary, the logits are a sequence. */
+/* `design` is a dsc_zoo_gpt_design. x is tokens, `classes` the size of the vocabulary; the logits are a sequence. */
 dsc_status dsc_zoo_gpt(void *design, dsc_model *m, dsc_value x, int64_t classes,
                        dsc_value *logits) DSC_MUST_CHECK;
 
