@@ -277,7 +277,7 @@ static dsc_status begin_work_on_x(dsc_adpsgd *a, dsc_queue *queue) {
     return dsc_queue_wait(queue, a->mixed);
 }
 
-/* Unlocks, also when `status` is a failure. */
+/* Records the end of the work and unlocks, even if `status` is a failure. */
 static dsc_status end_work_on_x(dsc_adpsgd *a, dsc_queue *queue, dsc_status status) {
     if (status == DSC_OK)
         status = dsc_event_record(a->trained, queue);

@@ -192,7 +192,7 @@ static dsc_status begin_work_on_x(dsc_adpsgd *a) {
     return dsc_queue_wait(a->queue, a->trained);
 }
 
-/* Unlocks, also when `status` is a failure. */
+/* Records the end of the work and unlocks, even if `status` is a failure. */
 static dsc_status end_work_on_x(dsc_adpsgd *a, dsc_status status) {
     if (status == DSC_OK)
         status = dsc_event_record(a->mixed, a->queue);

@@ -62,7 +62,7 @@ struct dsc_consensus {
     dsc_queue *queue; /* the one given at creation, used outside the step */
     dsc_param *params;
     int64_t count;
-    dsc_tensor *runs; /* the values, with neighbours in memory merged; the same pieces on every rank */
+    dsc_tensor *runs; /* the values, with contiguous parameters merged; the same pieces on every rank */
     int64_t run_count;
     int64_t total;     /* elements of all runs */
     int hurried;       /* 1: this rank has failed, and destroying does not wait long for others */

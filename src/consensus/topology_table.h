@@ -41,7 +41,7 @@ struct dsc_topology {
 
 /* A graph as a list of edges, from a file or from a program's functions. */
 typedef struct dsc_listed_edge {
-    int64_t step, line; /* line: of the file */
+    int64_t step, line; /* line: its line in the file */
     int from, to;
     double share; /* 0: not given */
 } dsc_listed_edge;

@@ -110,7 +110,7 @@ dsc_status dsc_exec_likelihood_loss(dsc_exec *exec, dsc_queue *q, const dsc_tens
 
 /* Parameter `number` in the type of the values between layers. */
 dsc_tensor dsc_exec_param(const dsc_exec *exec, int64_t number);
-/* The layer's parameter and its gradient; NULL where it has none. */
+/* The layer's weight and bias and their gradients; NULL if it has no bias. */
 const dsc_tensor *dsc_exec_weight(const dsc_exec *exec, const dsc_exec_op *op);
 const dsc_tensor *dsc_exec_bias(const dsc_exec *exec, const dsc_exec_op *op);
 dsc_tensor *dsc_exec_weight_grad(const dsc_exec *exec, const dsc_exec_op *op);

@@ -91,7 +91,7 @@ struct dsc_model {
     dsc_param *params, *buffers;
     dsc_state_entry *state;
     dsc_layer_info *layers;
-    dsc_conv2d_shape *layer_shapes; /* of the layers */
+    dsc_conv2d_shape *layer_shapes; /* the shapes of layers that are not convolutions */
     void *values, *grads;           /* device memory, parameter_total numbers each */
     void *running;                  /* device memory of every running_mean and running_var */
     dsc_tensor batches;             /* I64: every num_batches_tracked, contiguous */
@@ -146,7 +146,7 @@ int dsc_embedding_is_of_tokens(const dsc_node *node);
 /* Returns 1 if the node is a position embedding. */
 int dsc_embedding_is_of_positions(const dsc_node *node);
 
-/* Frees what building has allocated. */
+/* Frees everything that building has allocated. */
 void dsc_graph_free(dsc_model *m);
 
 /* The kinds of layers that can be fused. */

@@ -511,7 +511,7 @@ static dsc_status plan(dsc_exec *exec, place *p) {
     live_always(p);
     if (exec->mode == DSC_EXEC_TRAIN) {
         share_gradients(p);
-        if (!exec->lasting) /* captures may read a gradient later than its layer */
+        if (!exec->lasting) /* captures may read a gradient after its layer has run */
             DSC_TRY(pass_on_gradients(p));
         DSC_TRY(set_betas(p));
         live_gradients(p);

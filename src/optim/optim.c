@@ -37,7 +37,7 @@ typedef struct group {
     dsc_tensor hyper; /* F64[DSC_HYPER_COUNT] */
 } group;
 
-/* An optimiser. */
+/* One kind of optimiser. */
 typedef struct rule {
     const char *slot_name[MAX_SLOTS]; /* the names of a parameter's state tensors; NULL: fewer */
     int per_param;                    /* 1: needs norms of single parameters */
