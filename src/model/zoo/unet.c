@@ -1,6 +1,6 @@
 /* The U-Net (Ronneberger et al. 2015): `depth` times a block of two 3x3 convolutions and 2x2 max pooling, a block at
  * the bottom, then `depth` times a transposed convolution that doubles the map, a concatenation with the output of the
- * block of the same size on the way down, and a block. Blocks have width, 2 width, 4 width, ... and at the bottom
+ * block at the same level on the way down, and a block. Blocks have width, 2 width, 4 width, ... and at the bottom
  * 2^depth width channels. A 1x1 convolution gives the logits of every pixel. The published depth is 4.
  *
  * As published, convolutions are not padded, so the outputs of the blocks on the way down are cropped, and the output
