@@ -1,9 +1,9 @@
 /* AD-PSGD, the training thread's side. This thread computes gradients at a copy of x, which may be stale by
- * the time they are applied, and never waits for another rank. A second thread (adpsgd_thread.c) averages x
- * with one peer at a time, over a communicator and a queue of its own. adpsgd.h shows both side by side.
+ * the time the gradients are applied, and never waits for another rank. A second thread (adpsgd_thread.c)
+ * averages x with one peer at a time, with its own communicator and queue. adpsgd.h shows both side by side.
  *
- * At most one gradient is queued: the training thread applies its own, under the lock, before it begins the
- * next, so the lock is the queue.
+ * At most one gradient waits at a time, so there is no queue of gradients: the training thread applies each one
+ * itself, under the lock, before it begins the next.
  *
  * Between settle and the next before_forward the averaging threads rest and the parameters hold the values;
  * before_forward then copies them to x, whoever has written them. */
@@ -63,7 +63,7 @@ static dsc_status check_options(dsc_consensus *c, const dsc_consensus_options *o
     return DSC_OK;
 }
 
-/* In every step odd ranks exchange with even ones, one with one. */
+/* Checks that in every step an odd rank exchanges with one even rank, or with none. */
 static dsc_status check_graph(const dsc_topology *topology) {
     const char *name = dsc_topology_name(topology);
     if (!dsc_topology_is_matching(topology) || dsc_topology_most_peers(topology) > 1)
@@ -84,7 +84,7 @@ static dsc_status check_graph(const dsc_topology *topology) {
     return DSC_OK;
 }
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 /* Lists the ranks that the graph ever pairs this rank with. */
 static dsc_status find_partners(dsc_adpsgd *a) {
@@ -93,7 +93,7 @@ static dsc_status find_partners(dsc_adpsgd *a) {
     for (int64_t step = 0; step < dsc_topology_period(a->topology); step++) {
         dsc_edge edge;
         if (dsc_topology_out(a->topology, a->rank, step, &edge, NULL) == 1)
-            a->partners[edge.rank].rank = 1; /* a mark; the list is made below */
+            a->partners[edge.rank].rank = 1; /* only marks the rank; the list is made below */
     }
     for (int rank = 0; rank < ranks; rank++) {
         if (a->partners[rank].rank)
@@ -120,7 +120,7 @@ static dsc_status start_thread(dsc_adpsgd *a) {
     return DSC_OK;
 }
 
-/* The part of creation that needs no other rank. Ranks whose *hash is equal can exchange messages. */
+/* The part of creation that needs no other rank. Ranks with equal *hash can exchange messages. */
 static dsc_status prepare(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_options *options,
                           uint64_t *hash) {
     dsc_device *device = dsc_queue_device(c->queue);
@@ -155,7 +155,7 @@ static dsc_status prepare(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_o
     return dsc_topology_hash(a->topology, hash);
 }
 
-/* Refuses differences between ranks that would mix up messages or leave ranks waiting. Collective. */
+/* Refuses differences between ranks that would mix up messages or leave ranks waiting for ever. Collective. */
 static dsc_status check_same(dsc_consensus *c, const dsc_adpsgd *a, uint64_t hash) {
     int same = 0;
     DSC_TRY(dsc_consensus_is_same(c, hash, &same));
@@ -206,7 +206,7 @@ static void end_thread(dsc_adpsgd *a, int hurried) {
     pthread_join(a->thread, NULL);
 }
 
-/* Everything on the device. */
+/* Frees everything on the device. */
 static void free_values(dsc_adpsgd *a) {
     if (a->trained && dsc_event_sync(a->trained) != DSC_OK) /* work on x may still be in a queue */
         dsc_log(DSC_LOG_DEBUG, "%s", dsc_error_message());
@@ -226,7 +226,7 @@ static void close_adpsgd(dsc_consensus *c) {
     if (a->has_thread)
         end_thread(a, c->hurried || c->abandoned);
     if (dsc_adpsgd_is_stuck(a)) {
-        /* Messages to or from a lost peer can neither complete nor all be cancelled: their memory stays. */
+        /* Messages to or from a lost peer cannot complete, and not all can be cancelled: their memory is kept. */
         if (c->abandoned)
             dsc_comm_release(&a->comm);
         else
@@ -277,7 +277,7 @@ static dsc_status begin_work_on_x(dsc_adpsgd *a, dsc_queue *queue) {
     return dsc_queue_wait(queue, a->mixed);
 }
 
-/* Unlocks, also when `status` is a failure. */
+/* Records the end of the work and unlocks, even if `status` is a failure. */
 static dsc_status end_work_on_x(dsc_adpsgd *a, dsc_queue *queue, dsc_status status) {
     if (status == DSC_OK)
         status = dsc_event_record(a->trained, queue);
@@ -356,7 +356,7 @@ static dsc_status fetch(dsc_consensus *c, dsc_queue *queue, dsc_adpsgd *a) {
     return dsc_queue_sync(queue);
 }
 
-/* Active ranks rest first; passive ones go on answering until all active ranks rest. Collective. */
+/* Active ranks rest first; passive ranks continue to answer until all active ranks rest. Collective. */
 static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     dsc_adpsgd *a = c->state;
     if (!a || a->settled)
@@ -372,7 +372,7 @@ static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     return DSC_OK;
 }
 
-/* After a loss: an exchange that has not been completed has changed nothing on this rank. */
+/* After the loss of a rank: an exchange that was not completed has changed nothing on this rank. */
 static dsc_status rescue(dsc_consensus *c, dsc_queue *queue) {
     dsc_adpsgd *a = c->state;
     if (!a || a->settled)
@@ -403,7 +403,7 @@ static const dsc_topology *topology_of(const dsc_consensus *c) {
 }
 
 static dsc_status restore(dsc_consensus *c, double weight, int64_t exchanges) {
-    (void)weight; /* pairs average with equal shares, so no weight travels */
+    (void)weight; /* pairs average with equal shares, so there are no weights */
     dsc_adpsgd *a = c->state;
     if (!a)
         return DSC_OK;

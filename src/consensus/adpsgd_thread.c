@@ -3,8 +3,9 @@
  * waiting for its answer.
  *
  * In an exchange the active rank sends a header {1, share} and its values in buckets, and receives as many
- * buckets. The header {0, 0} says that no more will come. Passive ranks keep a receive posted for the
- * header of every partner. Requests are polled with short sleeps in between, since ranks may share cores. */
+ * buckets. The header {0, 0} tells the partner that this rank will not ask again. Passive ranks keep a receive
+ * posted for the header of every partner. Requests are polled with short sleeps in between, because ranks may
+ * share cores. */
 #include "consensus/adpsgd.h"
 
 #include "base/clock.h"
@@ -31,7 +32,7 @@ static void at(const dsc_adpsgd *a, dsc_adpsgd_point point) {
         hook(a->rank, point);
 }
 
-/* Keeps the first failure with its message, and shortens the wait at the end. */
+/* Keeps the first failure with its message, and shortens the wait when the thread ends. */
 static void keep_failure(dsc_adpsgd *a, dsc_status status) {
     if (status == DSC_OK)
         return;
@@ -112,7 +113,7 @@ static dsc_status await(dsc_adpsgd *a, dsc_request **request, int peer) {
     }
 }
 
-/* Each message may take the whole timeout, since every arrival shows that the peer is alive. */
+/* Waits for all messages of the exchange. Each may take the whole timeout: every arrival shows that the peer lives. */
 static dsc_status await_exchange(dsc_adpsgd *a, int peer) {
     for (int64_t i = 0; i < a->request_count; i++)
         DSC_TRY(await(a, &a->requests[i], peer));
@@ -191,7 +192,7 @@ static dsc_status begin_work_on_x(dsc_adpsgd *a) {
     return dsc_queue_wait(a->queue, a->trained);
 }
 
-/* Unlocks, also when `status` is a failure. */
+/* Records the end of the work and unlocks, even if `status` is a failure. */
 static dsc_status end_work_on_x(dsc_adpsgd *a, dsc_status status) {
     if (status == DSC_OK)
         status = dsc_event_record(a->mixed, a->queue);
@@ -206,7 +207,7 @@ static dsc_status take_snapshot(dsc_adpsgd *a) {
     return end_work_on_x(a, status);
 }
 
-/* x += share (got - sent). Rounding the difference before adding it makes it the same on both sides. */
+/* Computes x += share (got - sent). The difference is rounded before it is added, so it is the same on both sides. */
 static dsc_status add_difference(dsc_adpsgd *a, double share) {
     for (int64_t b = 0; b < a->bucket_count; b++) {
         dsc_tensor x = bucket_of(a, &a->x, b), sent = bucket_of(a, &a->sent, b),
@@ -225,7 +226,7 @@ static dsc_status add_difference(dsc_adpsgd *a, double share) {
     return DSC_OK;
 }
 
-/* Adds the difference to x. A passive rank first takes the copy of x that it will send back, so that it
+/* Adds the difference to x. A passive rank first makes the copy of x that it will send back, so that it
  * answers with its latest values. */
 static dsc_status mix(dsc_adpsgd *a, double share) {
     dsc_status status = begin_work_on_x(a);
@@ -260,8 +261,8 @@ static dsc_status ask(dsc_adpsgd *a, const dsc_edge *edge) {
     return DSC_OK;
 }
 
-/* The number of exchanges, not of training steps, selects the step of the graph: if every exchange took two
- * training steps, counting those would skip every other step of the graph. */
+/* Makes the next exchange. The number of exchanges, not of training steps, selects the step of the graph: if every
+ * exchange took two training steps, counting those would skip every other step of the graph. */
 static dsc_status take_turn(dsc_adpsgd *a) {
     dsc_edge edge;
     if (dsc_topology_out(a->topology, a->rank, a->exchanges, &edge, NULL) == 1)
@@ -272,7 +273,7 @@ static dsc_status take_turn(dsc_adpsgd *a) {
     return DSC_OK;
 }
 
-/* Waits for a training step that no exchange has followed yet. Returns 0 when the thread is to end. */
+/* Waits until there was a training step after the last exchange began. Returns 0 when the thread is to end. */
 static int wait_for_step(dsc_adpsgd *a) {
     int wish, ready;
     pthread_mutex_lock(&a->lock);
@@ -292,13 +293,13 @@ static int wait_for_step(dsc_adpsgd *a) {
     return ready;
 }
 
-/* Sends the last header to all partners, also after a failure with one of them. */
+/* Sends the last header to all partners, even after a failure with one of them. */
 static void say_goodbye(dsc_adpsgd *a) {
     for (int i = 0; i < a->partner_count; i++)
         keep_failure(a, send_last(a, &a->partners[i]));
     for (int i = 0; i < a->partner_count; i++) {
         dsc_adpsgd_partner *partner = &a->partners[i];
-        keep_failure(a, await(a, &partner->request, partner->rank)); /* left by a failed exchange */
+        keep_failure(a, await(a, &partner->request, partner->rank)); /* left over from a failed exchange */
         keep_failure(a, await(a, &partner->last_request, partner->rank));
     }
     keep_failure(a, await_exchange(a, a->rank));
@@ -329,7 +330,7 @@ static dsc_status serve(dsc_adpsgd *a, dsc_adpsgd_partner *partner) {
 }
 
 /* Answers one partner that has asked, if there is one. The next call starts with the partner after it, so
- * that all get their turn. */
+ * that every partner gets its turn. */
 static dsc_status look_around(dsc_adpsgd *a, int *served) {
     *served = 0;
     for (int i = 0; i < a->partner_count && !*served; i++) {
@@ -346,7 +347,7 @@ static dsc_status look_around(dsc_adpsgd *a, int *served) {
     return DSC_OK;
 }
 
-/* Rests while the training thread wants it to, and after a failure. Returns 0 when the thread is to end. */
+/* Rests while the training thread wants that, and after a failure. Returns 0 when the thread is to end. */
 static int wait_for_work(dsc_adpsgd *a) {
     pthread_mutex_lock(&a->lock);
     while (wish_of(a) == DSC_ADPSGD_REST || (wish_of(a) == DSC_ADPSGD_AVERAGE && a->failed)) {
@@ -376,7 +377,7 @@ static void answer_all(dsc_adpsgd *a) {
 
 /* Answers until the last header of every partner has arrived. */
 static dsc_status see_off(dsc_adpsgd *a) {
-    DSC_TRY(await_exchange(a, a->rank)); /* left by a failed exchange */
+    DSC_TRY(await_exchange(a, a->rank)); /* left over from a failed exchange */
     patience p = be_patient();
     for (int i = 0; i < a->partner_count;) {
         int served = 0;
@@ -403,7 +404,7 @@ static dsc_status expect_headers(dsc_adpsgd *a) {
 
 /* ---- the thread ---- */
 
-/* Once a rank was lost, no more messages are sent. */
+/* Returns 1 if a rank was lost: then no more messages are sent. */
 static int is_lost(dsc_adpsgd *a) {
     pthread_mutex_lock(&a->lock);
     int lost = a->failed && a->failure == DSC_E_LOST;

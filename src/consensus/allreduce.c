@@ -1,5 +1,5 @@
-/* All-reduce: the gradients are averaged over all ranks, in buckets that leave while the backward pass still
- * runs (gradients.c). Every rank then makes the same update, so the parameters stay equal bit for bit. */
+/* All-reduce: the gradients are averaged over all ranks, in buckets that are sent while the backward pass is still
+ * running (gradients.c). Every rank then makes the same update, so the parameters stay equal bit for bit. */
 #include "consensus/table.h"
 
 #include "base/error.h"
@@ -36,7 +36,7 @@ static dsc_status check_options(const dsc_consensus_options *o) {
     return DSC_OK;
 }
 
-/* The gradients are all there is: closing them is left to dsc_consensus_destroy. */
+/* The gradients are the only state, so there is no `close`: dsc_consensus_destroy closes them. */
 static dsc_status open_allreduce(dsc_consensus *consensus, const dsc_consensus_options *options) {
     DSC_TRY(check_options(options));
     return dsc_consensus_open_gradients(consensus, consensus->comm, options);

@@ -1,12 +1,13 @@
 /* Averaging by gossip: rounds of push-sum, of which at most one is under way.
  *
- * Round r uses step r of the graph. With the shares of that step, for the values x and the weight w alike:
+ * Round r uses step r of the graph. With the shares of that step, both the values x and the weight w are treated
+ * like this:
  *
  *   begin   send share_j x to every peer j, keep x <- self x
  *   end     x <- x + everything received
  *
- * Rounds are numbered, not timed: a rank may be several rounds ahead of one that is not its peer. Messages
- * match nevertheless, because those between two ranks arrive in the order in which they were sent. */
+ * Rounds have numbers, not times: a rank may be several rounds ahead of one that is not its peer. Messages are
+ * matched correctly nevertheless, because those between two ranks arrive in the order in which they were sent. */
 #include "consensus/average.h"
 
 #include "base/error.h"
@@ -50,8 +51,8 @@ static dsc_status check_options(const dsc_average_options *o) {
     return DSC_OK;
 }
 
-/* Replaces a->topology by one for this number of peers per step, and the memory that its rounds need. When
- * the memory cannot be had, no round can begin until another call has succeeded. */
+/* Replaces a->topology with one for this number of peers per step, and allocates the memory that its rounds need.
+ * If that fails, no round can begin until another call has succeeded. */
 static dsc_status use_topology(dsc_average *a, int peers) {
     dsc_topology_options options;
     dsc_topology_options_init(&options);
@@ -75,9 +76,9 @@ static dsc_status use_topology(dsc_average *a, int peers) {
     return DSC_OK;
 }
 
-/* ---- life ---- */
+/* ---- creating ---- */
 
-/* The part of creation that needs no other rank. Ranks whose *hash is equal can exchange messages. */
+/* The part of creation that needs no other rank. Ranks with equal *hash can exchange messages. */
 static dsc_status prepare(dsc_average *a, const dsc_comm *comm, const dsc_tensor *tensors, int64_t count,
                           uint64_t *hash) {
     dsc_device *device = dsc_queue_device(a->queue);
@@ -113,13 +114,13 @@ static dsc_status prepare(dsc_average *a, const dsc_comm *comm, const dsc_tensor
     return dsc_topology_hash(a->topology, hash);
 }
 
-/* a->number as a tensor. */
+/* Returns a->number as a tensor. */
 static dsc_tensor number_of(dsc_average *a) {
     const int64_t one = 1;
     return dsc_tensor_view(a->host, &a->number, DSC_I64, 1, &one);
 }
 
-/* Refuses differences between ranks that would mix up messages or leave ranks waiting. Collective. */
+/* Refuses differences between ranks that would mix up messages or leave ranks waiting for ever. Collective. */
 static dsc_status check_same(dsc_average *a, uint64_t hash) {
     const dsc_same_list list = {.what = "averaging: tensor",
                                 .remedy = "give the same tensors on all ranks",
@@ -163,7 +164,7 @@ dsc_status dsc_average_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor
     DSC_TRY_GOTO(status, dsc_comm_split(comm, 0, a->rank, &a->comm), failed);
     a->settle_comm = a->comm;
     DSC_TRY_GOTO(status, check_same(a, hash), failed);
-    a->options.layouts = NULL; /* the caller's memory, which may go */
+    a->options.layouts = NULL; /* the caller's memory, which may be freed */
     *out = a;
     return DSC_OK;
 failed:
@@ -173,7 +174,7 @@ failed:
 
 /* ---- requests ---- */
 
-/* With push-sum every message is preceded by a header. */
+/* The number of requests per message: one per bucket, and with push-sum one for the header before them. */
 static int64_t rows(const dsc_average *a) {
     return a->plan.bucket_count + (a->options.pairwise ? 0 : 1);
 }
@@ -182,8 +183,8 @@ int64_t dsc_average_receives(const dsc_average *a) {
     return rows(a) * a->in_count;
 }
 
-/* Tests requests, from the first that is not known to be complete, until one is not. This also lets MPI make
- * progress. */
+/* Tests requests, beginning with the first that is not known to be complete, until one is not complete. This also
+ * lets MPI make progress. */
 static dsc_status poll_requests(dsc_average *a, int64_t until) {
     int done = 1;
     DSC_TRY(dsc_average_check_alarm(a));
@@ -204,7 +205,7 @@ static double pause_waiting(dsc_patience *p) {
     return waited;
 }
 
-/* Waits until requests [0, until) are complete; the timeout starts again whenever one completes. */
+/* Waits until requests [0, until) are complete; the timeout starts anew whenever one completes. */
 static dsc_status wait_until(dsc_average *a, int64_t until) {
     dsc_patience p = {0};
     for (;;) {
@@ -218,7 +219,7 @@ static dsc_status wait_until(dsc_average *a, int64_t until) {
     }
 }
 
-/* Gives requests that are still in flight so many seconds. Returns 1 when all of them have completed. */
+/* Waits up to `seconds` for requests that are still in flight. Returns 1 if all of them have completed. */
 static int finish_requests(dsc_average *a, double seconds) {
     dsc_patience p = {0};
     a->complete = a->complete < a->taken ? a->taken : a->complete;
@@ -324,7 +325,7 @@ static dsc_status begin_receives(dsc_average *a) {
     return DSC_OK;
 }
 
-/* Messages of GPU memory keep the order of their communicator's queue, and of no other queue. */
+/* Checks the queue of a round: messages in GPU memory follow the order of their communicator's queue alone. */
 static dsc_status check_queue(const dsc_average *a, const dsc_queue *queue) {
     if (a->ranks == 1 || queue == a->comm->queue || dsc_device_is_host(dsc_queue_device(a->queue)))
         return DSC_OK;
@@ -347,13 +348,13 @@ static dsc_status begin_round(dsc_average *a, dsc_queue *queue) {
     a->request_count = rows(a) * (a->in_count + a->out_count);
     a->complete = a->taken = 0;
     a->under_way = 1;
-    /* Sends first: over TCP, Open MPI then moves a pair's messages in both directions at once (at 100 Mb/s a
-     * round of 3.3 MB takes 0.28 s instead of 0.44). After a failure the requests not begun are NULL. */
+    /* Sends come first: over TCP, Open MPI then transfers a pair's messages in both directions at once (at 100 Mb/s
+     * a round of 3.3 MB takes 0.28 s instead of 0.44). After a failure, requests that were not begun are NULL. */
     DSC_TRY(begin_sends(a, queue));
     DSC_TRY(begin_receives(a));
     a->weight *= a->self;
     a->rounds++;
-    return poll_requests(a, a->request_count); /* sends messages that were held back to leave together */
+    return poll_requests(a, a->request_count); /* starts messages that were held back to be sent together */
 }
 
 static dsc_status check_not_settling(const dsc_average *a, const char *what) {
@@ -378,7 +379,7 @@ dsc_status dsc_average_test(dsc_average *average, int *done) {
     return DSC_OK;
 }
 
-/* Adds the weights of the headers that have arrived. */
+/* Adds the weights in the headers that have arrived. */
 static dsc_status add_weights(dsc_average *a) {
     for (int i = 0; i < a->in_count; i++) {
         dsc_tensor header = dsc_average_header(a, 1, i);
@@ -433,7 +434,7 @@ dsc_status dsc_average_wait_within(dsc_average *a, dsc_queue *queue, int64_t mos
         if (done)
             return DSC_OK;
         DSC_TRY(dsc_average_check_alarm(a));
-        /* Takes part in rounds that others are waiting in. */
+        /* Take part in rounds that others are waiting in. */
         if (a->under_way) {
             DSC_TRY(dsc_average_test(a, &done));
             if (done)
@@ -445,8 +446,8 @@ dsc_status dsc_average_wait_within(dsc_average *a, dsc_queue *queue, int64_t mos
     }
 }
 
-/* a->number = the maximum of `value` over all ranks. A call that fails leaves the request in flight, since
- * the others have counted it, and the next call continues to wait for it. */
+/* Sets a->number to the maximum of `value` over all ranks. A call that fails leaves the request in flight, because
+ * the other ranks take part in it, and the next call continues to wait for it. */
 static dsc_status highest(dsc_average *a, dsc_queue *queue, int64_t most, int64_t value) {
     if (!a->settle_request) {
         dsc_tensor t = number_of(a);
@@ -460,7 +461,7 @@ dsc_status dsc_average_settle_within(dsc_average *a, dsc_queue *queue, int64_t m
     if (a->settling == DSC_SETTLING_NOT)
         a->settling = DSC_SETTLING_GATHER;
     if (a->settling == DSC_SETTLING_GATHER) {
-        DSC_TRY(highest(a, queue, most, 0)); /* a barrier: no rank waits in a round any more */
+        DSC_TRY(highest(a, queue, most, 0)); /* a barrier: afterwards no rank waits in a round */
         a->settling = DSC_SETTLING_COUNT;
     }
     if (a->settling == DSC_SETTLING_COUNT) {

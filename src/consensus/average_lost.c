@@ -1,5 +1,5 @@
 /* Averaging when a rank does not answer: time limits, the alarm that another rank has raised, and ending a
- * round without its missing messages. Nothing here runs in a job whose ranks all answer. */
+ * round without the missing messages. In a job whose ranks all answer, the checks here find nothing. */
 #include "consensus/average.h"
 
 #include "base/error.h"
@@ -40,8 +40,9 @@ dsc_status dsc_average_check_timeout(const dsc_average *a, int64_t request, doub
                     waited);
 }
 
-/* Peer i's requests are i, i + in_count, ... (header first, then the buckets). Buckets of a complete message
- * that are not yet added are added now; those of an incomplete one that were added are subtracted again. */
+/* Takes the message of peer i completely or not at all. Its requests are i, i + in_count, ... (header first, then the
+ * buckets). If the message is complete, buckets that were not added yet are added now; if it is incomplete, buckets
+ * that were added are subtracted again. */
 static dsc_status take_whole_or_nothing(dsc_average *a, dsc_queue *queue, int i) {
     int64_t receives = dsc_average_receives(a), header_rows = a->options.pairwise ? 0 : 1;
     int whole = 1;
@@ -71,7 +72,7 @@ dsc_status dsc_average_give_up(dsc_average *a, dsc_queue *queue) {
 }
 
 void dsc_average_keep(dsc_average *a) {
-    if (a->settle_request) /* so that destroying the caller's communicator does not wait for it */
+    if (a->settle_request) /* destroying the caller's communicator must not wait for it */
         a->settle_request->expired = 1;
     dsc_memory_keep(a);
 }

@@ -1,6 +1,6 @@
 /* Consensus: the public functions. Each checks its arguments and calls the table of the chosen algorithm.
- * What all algorithms share is here, too: all ranks start with rank 0's values, and their parameters can
- * be compared. */
+ * What all algorithms share is also here: all ranks start with rank 0's values, and the parameters of the ranks
+ * can be compared. */
 #include "descent/consensus.h"
 
 #include "base/error.h"
@@ -32,7 +32,7 @@ static dsc_status take_options(const dsc_consensus_options *given, dsc_consensus
     return dsc_option_check_values(dsc_consensus_option_table(), out, "");
 }
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 static dsc_status check_params(dsc_device *device, const dsc_param *params, int64_t count) {
     if (count < 0)
@@ -58,7 +58,7 @@ static dsc_status max_over_ranks(dsc_consensus *c, int64_t host[2]) {
     return dsc_queue_sync(c->queue);
 }
 
-/* One message gives max(v) and max(~v) = ~min(v); all ranks have the same v when these are equal. */
+/* One all-reduce gives max(v) and max(~v) = ~min(v); all ranks have the same v if maximum and minimum are equal. */
 dsc_status dsc_consensus_is_same(dsc_consensus *c, uint64_t value, int *same) {
     int64_t pair[2];
     uint64_t both[2] = {value, ~value};
@@ -79,8 +79,8 @@ static dsc_status check_same_layout(dsc_consensus *c, const char *const *layouts
     return dsc_same_check(c->comm, &list);
 }
 
-/* Merges the values of parameters that are neighbours in memory on every rank into one vector each, so that
- * there are few pieces. joined[i] is 1 when parameter i continues the piece of i - 1. Collective. */
+/* Merges the values of parameters that are contiguous in memory on every rank into one run each, so that there
+ * are few pieces. joined[i] becomes 1 if parameter i continues the run of parameter i - 1. Collective. */
 static dsc_status merge_runs(dsc_consensus *c, dsc_tensor *joined, uint8_t *host) {
     dsc_tensor last = {0};
     for (int64_t i = 0; i < c->count; i++) {
@@ -194,7 +194,7 @@ void dsc_consensus_close_comm(const dsc_consensus *c, dsc_comm **comm) {
         dsc_comm_destroy(comm);
 }
 
-/* ---- start and the calls of a step ---- */
+/* ---- the start, and the calls of a step ---- */
 
 dsc_status dsc_consensus_start(dsc_consensus *consensus) {
     dsc_consensus *c = consensus;
@@ -371,7 +371,7 @@ const dsc_param *dsc_consensus_state(const dsc_consensus *consensus) {
 
 /* ---- comparing ranks ---- */
 
-/* Continues `hash` with the bytes of a tensor that the host cannot read, piece by piece. */
+/* Continues `hash` with the bytes of a tensor that the host cannot read directly: downloads it piece by piece. */
 static dsc_status hash_remote(dsc_queue *queue, const dsc_tensor *t, uint64_t *hash) {
     enum { PIECE = 1 << 20 };
     char *host;
@@ -416,7 +416,7 @@ static dsc_status gather_hashes(dsc_consensus *c, uint64_t own, dsc_tensor *all,
     return dsc_queue_sync(c->queue);
 }
 
-/* Makes the error message: rank 0's hash and those that differ from it, at most eight of them. */
+/* Fails with a message that names rank 0's hash and those that differ from it, at most eight of them. */
 static dsc_status drifted(const uint64_t *hashes, int ranks) {
     enum { NAMED = 8 };
     char text[NAMED * 48] = "";

@@ -1,4 +1,4 @@
-/* The options of how ranks agree. */
+/* The table of the options of a consensus. */
 #include "base/option.h"
 #include "base/versioned.h"
 #include "descent/consensus.h"

@@ -1,11 +1,11 @@
-/* Gradients that are averaged over ranks in buckets, for all-reduce and for groups.
+/* Averages gradients over ranks in buckets, for all-reduce and for groups.
  *
- * Gradients become ready in falling order of the parameters, so that is the order in which the buckets get
- * them: tensor i of the buckets is parameter count - 1 - i.
+ * Gradients become ready in descending order of the parameters, so that is their order in the buckets: tensor i of
+ * the buckets is parameter count - 1 - i.
  *
- * The buckets are planned over fixed memory: that of the gradients, or, for callers whose gradients move from
- * step to step (dsc_consensus_set_gradients), memory of our own, to which a gradient is copied when it is
- * ready and from which the mean is copied back. */
+ * The buckets are planned over fixed memory. This is the memory of the gradients, or, for callers whose gradients
+ * move from step to step (dsc_consensus_set_gradients), a separate block: a gradient is copied to it when it is
+ * ready, and the mean is copied back. */
 #include "consensus/table.h"
 
 #include "base/error.h"
@@ -15,7 +15,7 @@
 
 #include <inttypes.h>
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 static dsc_status make_buckets(dsc_consensus *c) {
     dsc_gradients *g = &c->gradients;
@@ -32,7 +32,7 @@ static dsc_status make_buckets(dsc_consensus *c) {
     return status;
 }
 
-/* Memory of our own for all gradients, in the order in which they become ready. */
+/* Allocates a separate block for all gradients, in the order in which they become ready. */
 static dsc_status make_own(dsc_consensus *c) {
     dsc_gradients *g = &c->gradients;
     size_t bytes = 0, widest = sizeof(double);
@@ -83,7 +83,7 @@ void dsc_consensus_close_gradients(dsc_consensus *c) {
 
 /* ---- addresses that change ---- */
 
-/* From now on the buckets work in memory of our own; with one rank there is nothing to average. */
+/* Moves the buckets to a separate block; with one rank there is nothing to average. */
 static dsc_status leave_callers_memory(dsc_consensus *c) {
     dsc_gradients *g = &c->gradients;
     dsc_buckets_destroy(&g->buckets);

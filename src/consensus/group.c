@@ -1,4 +1,4 @@
-/* Ranks that gossip as one: making the groups, cutting the slices, exchange inside a group. */
+/* Groups of ranks that gossip as one: makes the groups, cuts the slices, and exchanges values inside a group. */
 #include "consensus/group.h"
 
 #include "base/error.h"
@@ -7,10 +7,10 @@
 
 #include <inttypes.h>
 
-/* ---- who is in a group ---- */
+/* ---- the size of a group ---- */
 
-/* *size = the number of ranks on a node, which must be the same on every node; ranks of a node must be
- * neighbours in rank order. Collective. */
+/* Sets *size to the number of ranks on a node, which must be the same on every node; the ranks of a node must be
+ * consecutive. Collective. */
 static dsc_status count_node(dsc_consensus *c, int *size) {
     int rank = dsc_comm_rank(c->comm), ranks = dsc_comm_size(c->comm);
     int here = dsc_comm_local_size(c->comm);
@@ -28,7 +28,7 @@ static dsc_status count_node(dsc_consensus *c, int *size) {
 
 /* ---- slices ---- */
 
-/* Slice p holds elements [total p / size, total (p + 1) / size) of the concatenated runs. */
+/* Cuts the concatenated runs: slice p holds their elements [total p / size, total (p + 1) / size). */
 static dsc_status cut_slices(dsc_group *g, const dsc_consensus *c) {
     int64_t start = 0, pieces = 0;
     DSC_TRY(dsc_memory_alloc(g->size + c->run_count, sizeof *g->slices, &g->slices));
@@ -55,7 +55,7 @@ static dsc_status cut_slices(dsc_group *g, const dsc_consensus *c) {
     return DSC_OK;
 }
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 dsc_status dsc_group_open(dsc_group *group, dsc_consensus *c, const dsc_consensus_options *options) {
     dsc_group *g = group;

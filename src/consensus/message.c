@@ -1,4 +1,4 @@
-/* The data of a round of averaging: memory for the messages, writing them, adding those received. */
+/* The data of a round of averaging: allocates memory for the messages, writes them, and adds those received. */
 #include "consensus/average.h"
 
 #include "base/error.h"
@@ -23,7 +23,7 @@ int dsc_plan_copies(const dsc_edge *out, int count, dsc_message_copy *copies, in
     return used;
 }
 
-/* Allocates the lists for the peers of a step and counts the copies that any step needs. */
+/* Allocates the lists for the peers of a step, and finds the most copies that any step needs. */
 static dsc_status size_steps(dsc_average *a) {
     dsc_message_plan *p = &a->plan;
     p->most = dsc_topology_most_peers(a->topology);
@@ -119,7 +119,7 @@ dsc_tensor dsc_plan_got(const dsc_message_plan *plan, int c, int64_t b) {
     return dsc_tensor_slice(&plan->got, c * plan->total + b * plan->bucket, bucket_length(plan, b));
 }
 
-/* The part of a bucket that belongs to a segment. */
+/* Returns the part of a bucket that belongs to a segment. */
 static dsc_tensor place_of(const dsc_message_plan *p, const dsc_message_segment *s,
                            const dsc_tensor *bucket) {
     return dsc_tensor_slice(bucket, s->first % p->bucket, dsc_tensor_count(&s->own));
@@ -137,7 +137,7 @@ static dsc_status write_copy(dsc_average *a, dsc_queue *queue, int c, int64_t b)
     return p->wire == DSC_F32 ? DSC_OK : dsc_op_convert(queue, &wide, &bucket);
 }
 
-/* own += factor * bucket. */
+/* Adds `factor` times the bucket to this rank's tensors. */
 static dsc_status add_bucket(dsc_average *a, dsc_queue *queue, double factor, const dsc_tensor *bucket,
                              int64_t b) {
     dsc_message_plan *p = &a->plan;
@@ -158,7 +158,7 @@ static int is_power_of_two(double share) {
     return share == 0 || frexp(share, &exponent) == 0.5;
 }
 
-/* 1 when the products with all shares are exact, so that what stays and what leaves sum to what was there. */
+/* Returns 1 if the products with all shares are exact, so that the parts kept and sent add up to the old values. */
 static int splits_exactly(const dsc_average *a) {
     int exact = a->plan.wire == DSC_F32 && is_power_of_two(a->self);
     for (int c = 0; c < a->copy_count; c++)
@@ -166,8 +166,9 @@ static int splits_exactly(const dsc_average *a) {
     return exact;
 }
 
-/* Where products round (shares like 1/3, half types), this rank keeps x minus the rounded values that leave.
- * Keeping the product self x would lose or add a little mass in every round, always in the same direction. */
+/* Leaves this rank's own share in the tensors. If products are rounded (shares like 1/3, half types), that is x minus
+ * the rounded values that are sent: the product self x would lose or add a little mass in every round, always in the
+ * same direction. */
 static dsc_status keep_own(dsc_average *a, dsc_queue *queue, int64_t b) {
     dsc_message_plan *p = &a->plan;
     if (!splits_exactly(a)) {

@@ -1,8 +1,8 @@
-/* Comparison of what the ranks average. Equal sizes are not enough: another order of the tensors, or another
- * memory format, would be averaged to nonsense without a word.
+/* Compares the lists of tensors that the ranks are about to average. Equal sizes are not enough: with another order
+ * of the tensors, or another memory format, the average would be nonsense, without any error.
  *
- * Every tensor has a text: its name, type, shape and layout. One hash over all texts is compared first. Only
- * where it differs is the first text searched for that does, by bisection over hashes of the first texts. */
+ * Every tensor has a text: its name, type, shape and layout. One hash over all texts is compared first. Only if it
+ * differs, the first text that differs is found by bisection over hashes of the first n texts. */
 #include "consensus/same.h"
 
 #include "base/error.h"
@@ -19,8 +19,8 @@ typedef struct comparison {
     dsc_comm *comm;
     const dsc_same_list *list;
     dsc_device *host;
-    uint64_t *hashes;          /* [count + 1]: hashes[n] of the first n texts */
-    int64_t shortest, longest; /* the least and the largest number of tensors that any rank has */
+    uint64_t *hashes;          /* [count + 1]: hashes[n] is the hash of the first n texts */
+    int64_t shortest, longest; /* the smallest and the largest number of tensors that any rank has */
     char texts[2][TEXT_SIZE];
 } comparison;
 
@@ -40,7 +40,7 @@ static void describe(const dsc_same_list *l, int64_t i, char text[TEXT_SIZE]) {
         snprintf(text + used, TEXT_SIZE - used, ", layout %s", l->layouts[i]);
 }
 
-/* A long layout is cut off in the text that people read, but not in the hash. */
+/* Continues `hash` with tensor i. A long layout is cut off in the text for people, but not in the hash. */
 static uint64_t hash_text(const dsc_same_list *l, int64_t i, uint64_t hash, char text[TEXT_SIZE]) {
     describe(l, i, text);
     hash = dsc_hash_bytes(hash, text, strlen(text) + 1);
@@ -56,7 +56,7 @@ static dsc_status min_over_ranks(comparison *c, int64_t *value) {
     return dsc_comm_allreduce(c->comm, DSC_TRAFFIC_OTHER, DSC_MIN, &t);
 }
 
-/* *same = whether the first n texts are equal on all ranks. Collective. */
+/* Sets *same to 1 if the first n texts are equal on all ranks, otherwise to 0. Collective. */
 static dsc_status compare_first(comparison *c, int64_t n, int *same) {
     const int64_t two = 2;
     uint64_t hash = c->hashes[n] >> 1; /* both numbers fit into an I64 */
@@ -67,7 +67,8 @@ static dsc_status compare_first(comparison *c, int64_t n, int *same) {
     return DSC_OK;
 }
 
-/* texts[0] = rank 0's text, *rank = the first with another one, texts[1] = that one's. Collective. */
+/* Sets texts[0] to rank 0's text i, *rank to the first rank whose text differs, and texts[1] to that rank's text.
+ * Collective. */
 static dsc_status exchange_texts(comparison *c, int64_t i, int *rank) {
     const int64_t size = TEXT_SIZE;
     int own = dsc_comm_rank(c->comm);
@@ -90,7 +91,7 @@ static dsc_status exchange_texts(comparison *c, int64_t i, int *rank) {
     return DSC_OK;
 }
 
-/* The first n texts differ for n = `above`. Collective. */
+/* Finds and reports the first text that differs; the first `above` texts are known to differ. Collective. */
 static dsc_status report_difference(comparison *c, int64_t above) {
     int64_t below = 0;
     int rank = 0;
@@ -108,7 +109,7 @@ static dsc_status report_difference(comparison *c, int64_t above) {
                     c->list->what, below, c->texts[0], rank, c->texts[1], c->list->remedy);
 }
 
-/* Some ranks have more tensors than others, and the first ones are equal. Collective. */
+/* Reports that some ranks have more tensors than others; those that all ranks have are equal. Collective. */
 static dsc_status report_counts(comparison *c) {
     int own = dsc_comm_rank(c->comm), ranks = dsc_comm_size(c->comm);
     int64_t least_at = c->list->count == c->shortest ? own : ranks;

@@ -1,5 +1,5 @@
-/* Gossip in the training step: SGP, OSGP and D-PSGD. They differ in the order of the optimiser and of a
- * round of averaging (average.c):
+/* Gossip in the training step: SGP, OSGP and D-PSGD. They differ in the order in which the optimiser and a
+ * round of averaging (average.c) run:
  *
  *                    sgp, dpsgd                      osgp
  *   before_forward   end the round; parameters <- z  end the round if it is complete or too old; begin one if
@@ -7,8 +7,8 @@
  *   update_begin     parameters <- x                 parameters <- x
  *   update_end       begin a round
  *
- * dpsgd is sgp on matchings, without a weight. With w = 1, as between the rounds of regular graphs, z
- * equals x and nothing is copied. A message of osgp is at most synch_freq + 1 steps old when it is added. */
+ * z = x / w. dpsgd is sgp on matchings, without a weight. With w = 1, as between the rounds of regular graphs,
+ * z equals x and nothing is copied. A message of osgp is at most synch_freq + 1 steps old when it is added. */
 #include "consensus/average.h"
 #include "consensus/group.h"
 #include "consensus/table.h"
@@ -20,17 +20,17 @@
 
 typedef struct gossip {
     dsc_group group;
-    dsc_average *average; /* of the parameters; with groups, of this rank's slice */
+    dsc_average *average; /* of the parameters, or with groups of this rank's slice */
     int64_t synch_freq;
     int64_t age;    /* steps since the round under way has begun */
-    int64_t most;   /* rounds that any rank can have begun by now */
-    int in_step;    /* 1: this step's part of the rounds is done, and no update has followed */
+    int64_t most;   /* the most rounds that any rank can have begun by now */
+    int in_step;    /* 1: this step's work on rounds is done, and the update has not ended yet */
     int presented;  /* 1: the parameters hold z, and the shadow holds x */
-    int unspread;   /* 1: a round has ended while settling, and its slice is still to be sent to the group */
+    int unspread;   /* 1: a round has ended while settling, and the slice must still be sent to the group */
     int overlapped; /* 1: osgp */
 } gossip;
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 static dsc_status open_gossip(dsc_consensus *c, const dsc_consensus_options *options) {
     gossip *g;
@@ -102,7 +102,7 @@ static dsc_status present(dsc_consensus *c, gossip *g, dsc_queue *queue) {
     return DSC_OK;
 }
 
-/* The reverse: x is back in the parameters, and the shadow holds z, which the optimiser reads. */
+/* The reverse: puts x back into the parameters, and z, which the optimiser reads, into the shadow. */
 static dsc_status take_back(dsc_consensus *c, gossip *g, dsc_queue *queue) {
     DSC_TRY(dsc_consensus_scale(c, queue, 1, c->shadow, c->runs));
     DSC_TRY(dsc_consensus_scale(c, queue, 1 / dsc_average_weight(g->average), c->runs, c->shadow));
@@ -118,7 +118,7 @@ static dsc_status before_forward(dsc_consensus *c, dsc_queue *queue) {
     return present(c, g, queue);
 }
 
-/* The part of a step that comes once, however often the parameters are presented. */
+/* The part of a step that runs only once, however often the parameters are presented. */
 static dsc_status end_and_begin(gossip *g, dsc_queue *queue) {
     g->age++;
     g->most++;
@@ -198,10 +198,10 @@ static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     return DSC_OK;
 }
 
-/* With synch_freq > 0 a rank that is ahead in steps may be behind in rounds, and others may wait for it. */
+/* With synch_freq > 0 a rank that is ahead in steps may be behind in rounds, and others may be waiting for it. */
 static dsc_status wait_for(dsc_consensus *c, dsc_queue *queue, dsc_request **request) {
     gossip *g = c->state;
-    if (g->synch_freq == 0) /* every step is a round, so nobody can wait for this rank */
+    if (g->synch_freq == 0) /* every step is a round, so no rank can be waiting for this one */
         return dsc_comm_wait(request);
     int64_t before = dsc_average_rounds(g->average);
     dsc_status status = dsc_average_wait_within(g->average, queue, g->most, request);

@@ -1,5 +1,5 @@
-/* Shared by the gossip algorithms: a second copy of the values beside the parameters, means over all
- * ranks, and the values that are swapped in between steps.
+/* Functions that the gossip algorithms share: a second copy of the values (the shadow), means over all ranks,
+ * and values that are swapped in between steps.
  *
  * Between steps the parameters hold the numerators x. While other values are swapped in, x is in the
  * shadow; swapping out copies it back. */
@@ -77,7 +77,7 @@ dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue, dsc_t
         return DSC_OK;
     DSC_TRY(dsc_consensus_sum(c, &mass, 1));
     DSC_TRY(dsc_queue_sync(queue));
-    /* Each sum is divided at once: should a rank be lost between two of them, no parameter holds a sum. */
+    /* Each sum is divided at once, so that no parameter holds a sum if a rank is lost between two of them. */
     for (int64_t i = 0; i < c->run_count; i++) {
         DSC_TRY(dsc_comm_allreduce(c->comm, traffic, DSC_SUM, &c->runs[i]));
         DSC_TRY(dsc_op_axpby(queue, 1 / mass, &c->runs[i], 0, &c->runs[i]));
@@ -125,7 +125,7 @@ dsc_status dsc_consensus_swap_out(dsc_consensus *consensus, dsc_queue *queue) {
     return DSC_OK;
 }
 
-/* *out = sum of squares of all parameters. */
+/* Sets *out to the sum of squares of all parameters. */
 static dsc_status sum_squares(dsc_consensus *c, dsc_queue *queue, double *out) {
     dsc_tensor sum = dsc_tensor_slice(&c->sums, 0, 1);
     DSC_TRY(dsc_op_fill(queue, 0, &sum));
@@ -135,7 +135,8 @@ static dsc_status sum_squares(dsc_consensus *c, dsc_queue *queue, double *out) {
     return dsc_queue_sync(queue);
 }
 
-/* Called while the parameters hold the mean and the shadow the numerators; destroys the mean. */
+/* Computes the distance from the mean, as root mean square over the ranks, and the norm of the mean. Called while
+ * the parameters hold the mean and the shadow the numerators; overwrites the mean. */
 static dsc_status measure(dsc_consensus *c, dsc_queue *queue, double *distance, double *norm) {
     double squares[2];
     DSC_TRY(sum_squares(c, queue, &squares[0]));

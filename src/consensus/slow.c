@@ -1,5 +1,5 @@
 /* Exact averages over all ranks every few steps, and slow momentum (SlowMo) on top of them. With the average
- * x, the values y after the previous average and the learning rate r:
+ * x, the values y after the previous average, and the learning rate r:
  *
  *   u <- momentum u + (y - x) / r
  *   x <- y - slow_rate r u,   y <- x
@@ -30,7 +30,7 @@ static dsc_status check_options(const dsc_consensus_options *o) {
     return DSC_OK;
 }
 
-/* Names for checkpoints: "slow.NAME" for u and "anchor.NAME" for y, for every parameter. */
+/* Makes the names in checkpoints: for every parameter "slow.NAME" for u and "anchor.NAME" for y. */
 static dsc_status make_names(dsc_consensus *c) {
     size_t bytes = 1;
     for (int64_t i = 0; i < c->count; i++)
@@ -85,7 +85,7 @@ dsc_status dsc_slow_start(dsc_consensus *c, dsc_queue *queue) {
     return dsc_consensus_scale(c, queue, 1, c->runs, c->slow + c->run_count);
 }
 
-/* The update above; the parameters hold the average x. */
+/* Makes the update above; the parameters hold the average x. */
 static dsc_status apply_momentum(dsc_consensus *c, dsc_queue *queue) {
     if (c->rate < 0)
         return DSC_FAIL(DSC_E_INVALID,

@@ -1,4 +1,4 @@
-/* Graphs for gossip: the front. Names, checks that all kinds share, and the step's place in the period. */
+/* Graphs for gossip, the public functions: names, checks for all kinds, and reducing steps modulo the period. */
 #include "descent/topology.h"
 
 #include "base/error.h"

@@ -1,9 +1,9 @@
 /* Circulant graphs, which look the same from every rank: in a step all ranks send to the same offsets.
  *
- * A kind gives a list of offsets. With p peers per step, step t uses entries t p .. t p + p - 1 of the list,
+ * Each kind has a list of offsets. With p peers per step, step t uses entries t p .. t p + p - 1 of the list,
  * cyclically. Offsets that are 0 modulo the number of ranks, and repeats within a step, are dropped; with m
- * offsets left, every rank keeps and sends shares of 1 / (1 + m). Every rank receives as many messages as it
- * sends, so the rows of W_t sum to 1, like the columns. */
+ * offsets left, every rank keeps a share of 1 / (1 + m) and sends as much to each peer. Every rank receives as many
+ * messages as it sends, so the rows of the matrix W_t of step t sum to 1, like its columns. */
 #include "consensus/topology_table.h"
 
 #include "base/error.h"
@@ -73,7 +73,7 @@ static dsc_status make_steps(dsc_topology *t, const list *l, int64_t per_step) {
 
 typedef dsc_status (*list_function)(list *l, int ranks, int peers);
 
-/* `all` = 1: every step uses the whole list. */
+/* Fills in the topology from the list that `write` makes. all = 1: every step uses the whole list. */
 static dsc_status open_list(dsc_topology *t, list_function write, int all) {
     list l = {0};
     dsc_status status = write(&l, t->ranks, t->peers);
@@ -95,8 +95,7 @@ static int circulant_out(const dsc_topology *t, int rank, int64_t step, dsc_edge
     return count;
 }
 
-/* In the order of rising ranks: senders of lower rank have offsets up to this rank, the others larger
- * ones. */
+/* Lists the senders in ascending order: those of lower rank have offsets up to this rank, the others larger ones. */
 static int circulant_in(const dsc_topology *t, int rank, int64_t step, dsc_edge *edges) {
     const int *falling = t->falling + t->starts[step];
     int count = (int)(t->starts[step + 1] - t->starts[step]), above = 0, used = 0;

@@ -3,9 +3,9 @@
  *   ranks N            must come first
  *   step               starts a step; after the last step the first one follows again
  *   FROM TO [SHARE]    FROM sends TO this share of its mass, by default 1 / (1 + peers of FROM in this step);
- *                      what is not sent is kept
+ *                      the rest is kept
  *
- * What such a graph must fulfil is checked in topology_list.c. */
+ * topology_list.c checks that the graph is usable. */
 #include "consensus/topology_table.h"
 
 #include "base/error.h"
@@ -26,15 +26,15 @@ typedef struct parser {
     int has_ranks;
 } parser;
 
-/* Text between blanks, with '?' for characters that cannot be printed, and "..." at the end when it is longer
- * than any valid word. Neither parses as a number then. */
+/* Text between blanks, with '?' for characters that cannot be printed, and "..." at the end if it is longer than
+ * any valid word. In both cases it does not parse as a number. */
 typedef struct word {
     char text[MAX_WORD + 1];
 } word;
 
 /* ---- lines ---- */
 
-/* Up to MAX_WORDS words of a line that ends before `end`; returns their number. */
+/* Splits a line that ends before `end` into up to MAX_WORDS words; returns their number. */
 static int split(const char *at, const char *end, word *words) {
     int count = 0;
     while (at < end && count < MAX_WORDS) {
@@ -54,7 +54,7 @@ static int split(const char *at, const char *end, word *words) {
     return count;
 }
 
-/* A whole number in plain digits. */
+/* Reads a number that consists only of digits. Returns 0 for other words and for numbers above INT32_MAX. */
 static int read_number(const word *w, int *out) {
     int64_t value = 0;
     for (const char *c = w->text; *c; c++) {
@@ -179,7 +179,7 @@ dsc_status dsc_topology_file_parse(dsc_topology *topology, const char *text, siz
 
 /* ---- the kind ---- */
 
-/* All of the file in new memory. */
+/* Reads the whole file into new memory. */
 static dsc_status read_file(const char *path, char **out, size_t *length) {
     FILE *file = fopen(path, "rb");
     if (!file)

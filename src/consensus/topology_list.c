@@ -1,8 +1,8 @@
 /* Graphs that are given as lists of edges: by a file, or by functions that a program registered.
  *
- * Such a graph need not be regular, because push-sum weights travel. But every rank must keep something, or
- * its weight would vanish, and over all steps there must be a path from every rank to every other, or ranks
- * would never average. */
+ * Such a graph need not be regular, because push-sum sends weights, too. But every rank must keep some of its mass,
+ * or its weight would become 0, and over all steps there must be a path from every rank to every other, or the ranks
+ * would never agree on an average. */
 #include "consensus/topology_table.h"
 
 #include "base/error.h"
@@ -20,9 +20,9 @@ static int64_t cell_of(const dsc_listed_edge *e, int ranks, int receiver) {
     return e->step * ranks + (receiver ? e->to : e->from);
 }
 
-/* Sorts edges by their cell (step and rank, of the sender or of the receiver) into `order`, stably: edges
- * of one cell stay in the order of `before` (NULL: that of the file). starts[c] = where cell c begins in
- * `order`. */
+/* Sorts edges by their cell (the step, and the rank of the sender or of the receiver) into `order`. The sort is
+ * stable: edges of one cell stay in the order of `before` (NULL: that of the list). starts[c] is the position in
+ * `order` where cell c begins. */
 static void sort_edges(const dsc_listed_graph *p, int receiver, const int64_t *before, int64_t *starts,
                        int64_t *order) {
     int64_t cells = p->steps * p->ranks;
@@ -39,7 +39,7 @@ static void sort_edges(const dsc_listed_graph *p, int receiver, const int64_t *b
     starts[0] = 0;
 }
 
-/* `order` is by receiver, then sender, so that a repeated edge follows at once. */
+/* Refuses repeated edges. `order` is by receiver, then by sender, so that equal edges are neighbours. */
 static dsc_status check_repeats(const dsc_listed_graph *p, const int64_t *order) {
     for (int64_t i = 1; i < p->count; i++) {
         const dsc_listed_edge *a = &p->edges[order[i - 1]], *b = &p->edges[order[i]];
@@ -57,7 +57,7 @@ static dsc_status check_repeats(const dsc_listed_graph *p, const int64_t *order)
     return DSC_OK;
 }
 
-/* Fills in default shares, and the share that the sender of this cell keeps. */
+/* Fills in default shares, and the share that the sender of a cell keeps. */
 static dsc_status share_out(dsc_listed_graph *p, const int64_t *order, int64_t count, double *kept) {
     double sum = 0, uniform = 1.0 / (double)(1 + count);
     int64_t given = 0;
@@ -92,7 +92,7 @@ static dsc_status fill_list(const dsc_listed_graph *p, int receiver, const int64
     return DSC_OK;
 }
 
-/* `order` has 2 p->count elements. */
+/* Fills in edges and shares of the topology. `order` has room for 2 p->count elements. */
 static dsc_status build(dsc_topology *t, dsc_listed_graph *p, int64_t *order) {
     int64_t cells = p->steps * p->ranks, *by_receiver = order + p->count;
     DSC_TRY(dsc_memory_alloc(cells + 1, sizeof *t->sent.starts, &t->sent.starts));
@@ -109,7 +109,7 @@ static dsc_status build(dsc_topology *t, dsc_listed_graph *p, int64_t *order) {
     return fill_list(p, 1, by_receiver, &t->got);
 }
 
-/* Finds the largest number of messages of a rank, and whether the graph is regular and a matching. */
+/* Finds the largest number of messages of a rank in a step, and whether the graph is regular and a matching. */
 static void find_properties(dsc_topology *t) {
     const double rounding = 1e-12;
     int64_t cells = t->period * t->ranks;
@@ -131,8 +131,8 @@ static void find_properties(dsc_topology *t) {
     }
 }
 
-/* Follows the edges of all steps from rank 0. Returns a rank that cannot be reached, or -1. `reached` and
- * `todo` have one element per rank. */
+/* Follows the edges of all steps from rank 0. Returns a rank that cannot be reached, or -1 if there is none.
+ * `reached` and `todo` have one element per rank. */
 static int find_unreached(const dsc_topology *t, const dsc_edge_list *list, int *reached, int *todo) {
     int count = 1;
     memset(reached, 0, (size_t)t->ranks * sizeof *reached);
@@ -207,14 +207,14 @@ int dsc_topology_list_in(const dsc_topology *t, int rank, int64_t step, dsc_edge
 
 /* ---- registered graphs ---- */
 
-enum { MAX_CELLS = 1 << 26 }; /* steps times ranks: half a gigabyte of tables */
+enum { MAX_CELLS = 1 << 26 }; /* steps times ranks: each of three tables then takes half a gigabyte */
 
 void dsc_topology_def_init_sized(dsc_topology_def *def, size_t size) {
     const dsc_topology_def defaults = {0};
     dsc_versioned_init(def, size, &defaults, sizeof defaults);
 }
 
-/* Adds what `rank` sends in a step to the list; `edges` has ranks elements. */
+/* Adds the edges on which `rank` sends in a step to the list; `edges` has room for one edge per rank. */
 static dsc_status add_edges(const dsc_topology *t, int64_t step, int rank, dsc_edge *edges,
                             dsc_listed_graph *list) {
     int count = 0;

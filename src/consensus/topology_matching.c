@@ -1,15 +1,15 @@
 /* Graphs in which ranks exchange in pairs: W_t = W_t^T in every step.
  *
- * base-2 averages exactly for every number of ranks n = 2^e q, q odd. Inside each of 2^e groups of q
- * neighbouring ranks: q is a sum of falling powers of two, the group is cut into parts V_1 .. V_L of these
- * sizes, and |V_1| = 2^p.
+ * base-2 averages exactly for every number of ranks n = 2^e q, q odd. There are 2^e groups of q consecutive ranks.
+ * q is a sum of decreasing powers of two, and each group is cut into parts V_1 .. V_L of these sizes, where
+ * |V_1| = 2^p. The rounds inside a group are
  *
- *   rounds 1 .. p   hypercube rounds inside every part (fewer in smaller ones), which make its members equal
+ *   rounds 1 .. p   hypercube rounds inside every part (fewer in smaller parts), which make its members equal
  *   round p + l     each member of the parts after V_l pairs with a different member of V_l, with edge weight
- *                   |V_l| / (|V_l| + members after it): the parts after V_l then average to the group's mean
- *   after that      hypercube rounds inside V_l, which make all its members the mean
+ *                   |V_l| / (|V_l| + members after it): the mean of the parts after V_l is then the group's mean
+ *   after that      hypercube rounds inside V_l, which give all its members the mean
  *
- * and at the end e hypercube rounds across the groups. */
+ * and at the end there are e hypercube rounds across the groups. */
 #include "consensus/topology_table.h"
 
 #include "base/error.h"
@@ -17,7 +17,7 @@
 
 #include <inttypes.h>
 
-/* The edge of an exchange with one partner; -1: the rank is idle. */
+/* Writes the edge of an exchange with one partner and returns the number of edges; partner -1: the rank is idle. */
 static int pair(int partner, double share, dsc_edge *edges, double *self) {
     if (partner < 0) {
         *self = 1;
@@ -28,7 +28,7 @@ static int pair(int partner, double share, dsc_edge *edges, double *self) {
     return 1;
 }
 
-/* floor(log2(n)), n > 0. */
+/* Returns floor(log2(n)), n > 0. */
 static int log2_of(int64_t n) {
     int power = 0;
     while (n >>= 1)
@@ -41,10 +41,10 @@ static void becomes_matching(dsc_topology *t, int64_t period) {
     t->most_peers = 1;
 }
 
-/* ---- bipartite: an even rank and an odd one ---- */
+/* ---- bipartite: pairs of an even and an odd rank ---- */
 
-/* Even steps use an offset, odd steps its negative. Offsets are odd and the number of ranks even, so the
- * partner is never the rank itself. */
+/* Even ranks use an offset in even steps and its negative in odd steps, odd ranks the reverse. Offsets are odd and the
+ * number of ranks is even, so the partner is never the rank itself. */
 static int bipartite_partner(const dsc_topology *t, int rank, int64_t step) {
     int offset = t->offsets[step / 2];
     if ((rank + step) % 2) /* an even rank in an odd step, or an odd rank in an even one */
@@ -109,12 +109,12 @@ typedef struct exchange {
     double share;
 } exchange;
 
-/* The exchange of `member` of a group of q > 1 ranks in round `round`; all numbers count from 0. */
+/* Returns the exchange of `member` in a group of q > 1 ranks in round `round`; all numbers count from 0. */
 static exchange exchange_in_group(int q, int member, int round) {
     const exchange idle = {-1, 0};
     int first_rounds = log2_of(q);
     int part = 0, begin = 0,
-        rest = q; /* the part looked at, its first member, and the members from there on */
+        rest = q; /* the current part, its first member, and the number of members from there on */
     for (;;) {
         int size = 1 << log2_of(rest), after = rest - size;
         int pairs_at = first_rounds + part; /* the round in which this part pairs with those after it */
@@ -137,7 +137,7 @@ static exchange exchange_in_group(int q, int member, int round) {
     }
 }
 
-/* How often n can be halved. */
+/* Returns how often n can be halved. */
 static int halvings(int n) {
     int count = 0;
     for (; n % 2 == 0; n /= 2)

@@ -1,15 +1,15 @@
-/* How fast a graph averages, from its matrices.
+/* Computes how fast a graph averages, from its matrices.
  *
  * With Q = I - 1 1'/n, D_t = Q W_t .. W_1 Q maps the differences between ranks at the start to those after
  * step t: every rank holds the average if and only if D_t = 0. The columns of W sum to 1, so W maps
  * vectors of sum 0 to vectors of sum 0, and D of a period has the eigenvalues of the period's product
- * except the 1 that belongs to the average. Applying Q again after every step removes what rounding adds
- * in that direction, so that D keeps its relative precision however small it gets; it is scaled to norm 1,
- * and the scale is kept as a logarithm. A schedule that averages exactly makes the norm fall to the size
+ * except the 1 that belongs to the average. Applying Q again after every step removes the rounding errors
+ * in that direction, so D keeps its relative precision however small it gets. D is scaled so that its largest
+ * entry is 1, and the scale is kept as a logarithm. If a schedule averages exactly, the norm falls to the size
  * of rounding errors in one step.
  *
- * The largest modulus of an eigenvalue is lim |D^m|^(1/m), found by squaring D: this needs no
- * eigenvectors, and complex eigenvalues and defective matrices are no special cases. */
+ * The largest modulus of an eigenvalue is lim |D^m|^(1/m) and is found by squaring D: this needs no
+ * eigenvectors, and complex eigenvalues and defective matrices are not special cases. */
 #include "consensus/topology_table.h"
 
 #include "base/error.h"
@@ -34,7 +34,7 @@ static void swap(work *w) {
     w->next = old;
 }
 
-/* Subtracts its mean from every column of w->now: Q D. */
+/* Subtracts from every column of w->now its mean, that is, computes Q D. */
 static void subtract_means(work *w) {
     int64_t n = w->n;
     memset(w->means, 0, (size_t)n * sizeof *w->means);
@@ -46,7 +46,7 @@ static void subtract_means(work *w) {
             w->now[i * n + j] -= w->means[j];
 }
 
-/* Scales w->now so that its largest entry is 1, unless that is a rounding error. Returns the entry. */
+/* Scales w->now so that its largest absolute entry is 1, unless that is a rounding error. Returns that entry. */
 static double scale(work *w) {
     double most = 0;
     for (int64_t i = 0; i < w->n * w->n; i++)
@@ -82,7 +82,8 @@ static void apply_step(work *w, const dsc_topology *t, int64_t step) {
     swap(w);
 }
 
-/* *exact as in dsc_topology_rate; otherwise w->now holds the scaled D of a period, *log_scale its scale. */
+/* Follows the steps of some periods. *exact is as in dsc_topology_rate; if it is 0, w->now holds the scaled D after
+ * these steps, and *log_scale the logarithm of its scale. */
 static void follow_steps(work *w, const dsc_topology *t, int64_t periods, int64_t *exact, double *log_scale) {
     start_from_differences(w);
     *log_scale = 0;
@@ -113,8 +114,8 @@ static void square(work *w) {
     swap(w);
 }
 
-/* log of the largest modulus of an eigenvalue of e^log_scale * w->now; -inf when all are 0. From the growth
- * between D^m and D^2m, which settles sooner than the norm itself. */
+/* Returns the logarithm of the largest modulus of an eigenvalue of e^log_scale * w->now; -inf if all are 0. Uses the
+ * growth from D^m to D^2m, which converges sooner than |D^m|^(1/m). */
 static double largest_modulus(work *w, double log_scale) {
     double log_norm = log_scale, power = 1, last = INFINITY;
     for (int i = 0; i < MAX_SQUARINGS; i++) {

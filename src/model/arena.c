@@ -1,7 +1,7 @@
-/* Greedy by size: the largest block first, each into the smallest gap that fits between the blocks placed
- * before it that share a time with it, else after them. Large blocks, which decide the total, are thus
- * stacked tightly, and small ones fill the gaps. Ties are broken by time, then by number, so the plan is a
- * pure function of the list. */
+/* Greedy by size: from the largest block to the smallest, each is put into the smallest gap that it fits into
+ * between those blocks placed before it whose lifetimes overlap its own, or else after them. So large blocks,
+ * which decide the total, are stacked tightly, and small ones fill the gaps. Ties are broken by time, then by
+ * position in the list, so the plan is a pure function of the list. */
 #include "model/arena.h"
 
 #include "base/error.h"
@@ -34,7 +34,7 @@ static int share_time(const dsc_interval *a, const dsc_interval *b) {
            (twice_a && twice_b && overlap(a->again_first, a->again_last, b->again_first, b->again_last));
 }
 
-/* placed: sorted by offset. */
+/* Returns the offset for `block`. `placed` is sorted by offset. */
 static size_t find_offset(dsc_interval *const *placed, int64_t count, const dsc_interval *block) {
     size_t need = rounded(block->bytes), end = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (int64_t i = 0; i < count; i++) {

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
     dsc_model *m = exec->model;
@@ -18,8 +18,8 @@ static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
     return dsc_tensor_view(m->device, NULL, dtype, 4, dim);
 }
 
-/* The tied head of a language model: the last layer, or the one before it where that adds a bias (BERT). -1: there is
- * none. */
+/* Returns the tied head of a language model: the last layer, or the one before it if the last one adds a bias (BERT).
+ * -1: there is none. */
 static dsc_value tied_head(const dsc_model *m) {
     const dsc_node *last = &m->nodes[m->logits];
     const dsc_value head = last->type->takes_long_rows ? last->in[0] : m->logits;
@@ -27,17 +27,17 @@ static dsc_value tied_head(const dsc_model *m) {
     return node->tied >= 0 && node->bias < 0 && !node->shape.flat ? head : -1;
 }
 
-/* The number of parameters before this one. */
+/* The offset of a parameter in the block of all values, in elements. */
 static int64_t place_of(const dsc_model *m, int64_t param) {
     const dsc_tensor *value = &m->params[param].value;
     return ((const char *)value->data - (const char *)m->values) / (int64_t)dsc_dtype_size(value->dtype);
 }
 
-/* Numbers of a row of logits: the classes, or more. Tensor cores want rows of halves aligned to 16 bytes, and neither
- * GPT-2's 50257 tokens are nor BERT's 30522, so that a training executor makes the rows of a tied head longer. The
- * products then also read the parameters that follow the table; what comes of them is not read, and its gradient is 0. The
- * backward pass begins with the head, so that the zeros which it writes to the gradients of these parameters do no harm;
- * only that of a bias is there before. */
+/* The length of a row of logits: the number of classes, or more. Tensor cores want rows of halves aligned to 16 bytes,
+ * which those of GPT-2's 50257 and BERT's 30522 tokens are not, so a training executor makes the rows of a tied head
+ * longer. The products then also read the parameters that follow the table; the logits that result are not read, and
+ * their gradient is 0. The head writes zeros to the gradients of these parameters, which does no harm because the
+ * backward pass begins with the head; only the gradient of BERT's bias exists by then, and the rows end before it. */
 static int64_t logit_width(const dsc_exec *exec) {
     const dsc_model *m = exec->model;
     const dsc_value head = tied_head(m);
@@ -84,7 +84,7 @@ static dsc_status check_model(const dsc_model *m, dsc_exec_mode mode, int64_t ba
     return DSC_OK;
 }
 
-/* `like`: what is special about the executor; the rest of it is filled in here. */
+/* Creates an executor from `like`, which holds its special fields; all other fields are set here. */
 static dsc_status create(dsc_model *m, dsc_exec_mode mode, int64_t batch, const dsc_exec *like,
                          dsc_exec **out) {
     DSC_TRY(check_model(m, mode, batch));
@@ -136,7 +136,7 @@ int dsc_graph_sees_ahead(const dsc_model *m) {
     return dsc_model_takes_tokens(m) && dsc_model_positions(m) > 1 && !dsc_graph_is_causal(m);
 }
 
-/* A decoder can compute every layer position by position. */
+/* Checks that a decoder can compute every layer position by position. */
 static dsc_status check_decoder(const dsc_model *m) {
     if (!m || !m->sealed || !m->tokens)
         return DSC_FAIL(DSC_E_INVALID, "decoder: a sealed model of sequences (dsc_model_tokens) is needed");
@@ -269,7 +269,7 @@ static dsc_status check_input(const dsc_exec *exec, const dsc_tensor *x) {
     return DSC_OK;
 }
 
-/* Makes the input and all views of it point to x, or to x converted to the type of the values. */
+/* Makes the input and all views of it point to x, or to x converted to the type of the input value. */
 static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     DSC_TRY(check_input(exec, x));
     void *data = x->data;
@@ -327,8 +327,8 @@ void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size)
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
-/* What a preconditioner gets: of a linear layer [batch, features], or [batch, positions, features] of a sequence; of a
- * layer of a program's own that is linear for K-FAC [batch, features]. */
+/* Returns t with the shape that a preconditioner expects: for a linear layer [batch, features], or on a sequence
+ * [batch, positions, features]; for a layer that a program defines as linear for K-FAC [batch, features]. */
 static dsc_tensor rows_of(const dsc_exec *exec, const dsc_node *node, const dsc_tensor *t) {
     const int64_t n = exec->batch, numbers = dsc_tensor_count(t) / n, positions = node->shape.h;
     if (node->type != &dsc_layer_linear && !node->type->whole_samples)
@@ -345,7 +345,7 @@ static dsc_status capture(dsc_queue *q, const dsc_backward_options *o, int64_t l
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture", NULL);
 }
 
-/* A norm's tensors, and the statistics as they were saved. */
+/* Passes the tensors of a norm, and the statistics that forward saved, to the caller. */
 static dsc_status capture_norm(dsc_queue *q, const dsc_backward_options *o, const dsc_exec *exec,
                                const dsc_exec_op *op) {
     int64_t c = dsc_tensor_count(&exec->model->params[op->node->weight].value), n = exec->batch;
@@ -363,7 +363,7 @@ static dsc_status capture_norm(dsc_queue *q, const dsc_backward_options *o, cons
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture_norm", NULL);
 }
 
-/* The table of an embedding; that of positions has no tokens. */
+/* Passes the tensors of an embedding's table to the caller; a table of positions has no tokens. */
 static dsc_status capture_table(dsc_queue *q, const dsc_backward_options *o, const dsc_exec *exec,
                                 const dsc_exec_op *op) {
     const dsc_node *node = op->node;
@@ -391,7 +391,7 @@ static dsc_status announce(dsc_queue *q, const dsc_backward_options *o, int64_t 
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "grad_ready", NULL);
 }
 
-/* Computes again what the backward pass of a segment reads. */
+/* Computes the values again that the backward pass of a segment reads. */
 static dsc_status recompute(dsc_exec *exec, dsc_queue *q, int64_t segment) {
     dsc_status status = DSC_OK;
     exec->recomputing = 1;
@@ -415,7 +415,7 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
     exec->used_up = exec->once;
     const dsc_backward_pass pass = {.param_grads = options.param_grads, .beta = options.accumulate ? 1 : 0};
     int64_t next = exec->model->param_count - 1; /* the parameter to announce next */
-    /* Segments before this one are still to be computed again. */
+    /* The segments before this one have not been recomputed yet. */
     int64_t segment = exec->segment_count - exec->last_is_there;
     exec->last_is_there = 0;
     memset(exec->ready, 0, (size_t)exec->model->param_count);
@@ -441,7 +441,7 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
             return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, node));
         if (!options.param_grads || !options.grad_ready)
             continue;
-        /* Gradients are announced in falling order: a parameter waits for all after it. */
+        /* Parameters are announced in descending order: each one waits for all after it. */
         for (int64_t k = 0; k < node->param_count; k++)
             exec->ready[node->first_param + k] = 1;
         for (; next >= 0 && exec->ready[next]; next--)

@@ -18,7 +18,7 @@ const char *dsc_loss_name(dsc_loss loss) {
     return dsc_option_choice_name(dsc_loss_names, (int)loss);
 }
 
-/* ---- what a loss is computed with ---- */
+/* ---- settings of the losses ---- */
 
 void dsc_exec_smooth_labels(dsc_exec *exec, int on) {
     exec->plain_labels = !on || exec->mode != DSC_EXEC_TRAIN;
@@ -92,8 +92,8 @@ static dsc_status cross_entropy(dsc_exec *exec, dsc_queue *q, const dsc_tensor *
                               &exec->stats);
 }
 
-/* The binary cross-entropy is computed as if alone; of Dice only the loss is added to the statistics, because both count
- * the same rows. */
+/* Adds the Dice loss and its gradient to those of the binary cross-entropy, which was computed first. Only the loss is
+ * added to the statistics: the rows have been counted already. */
 static dsc_status add_dice(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels, double grad_scale) {
     dsc_tensor *gradient = gradient_of(exec), *more = gradient ? &exec->second.dlogits : NULL;
     const int64_t one = 1;

@@ -1,7 +1,8 @@
-/* Floating-point operations of a model: two, a multiplication and an addition, for every weight of a matrix at every
- * position that it is used at, and for every pair of positions and every feature in both products of attention,
+/* Counts the floating-point operations of a model: two, a multiplication and an addition, for every element of a weight
+ * matrix at every position where it is used, and for every pair of positions and every feature in both products of
+ * attention,
  *   scores = queries keys',   output = softmax(scores) values,
- * which are counted in full also where a causal mask leaves out half of them. All else is small beside these. */
+ * which are counted in full even if a causal mask leaves out half of them. Everything else is small beside these. */
 #include "model/graph.h"
 
 static double positions(const dsc_shape *shape) {

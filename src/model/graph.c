@@ -1,4 +1,4 @@
-/* Building the graph: nodes with their checks, and the tensors they declare. */
+/* Builds the graph: adds and checks nodes, and the tensors that they declare. */
 #include "model/graph.h"
 
 #include "base/error.h"
@@ -69,7 +69,7 @@ dsc_status dsc_graph_expect_vector(const dsc_model *m, const dsc_node *node) {
     return DSC_OK;
 }
 
-/* A graph that can still grow, inputs that exist, a name that no other layer has. */
+/* Checks that the model is not sealed, that the inputs exist, and that no other layer has the name. */
 static dsc_status check_node(const dsc_model *m, const dsc_node *node) {
     const char *what = dsc_graph_describe(m, node);
     if (m->sealed)
@@ -119,7 +119,7 @@ static void free_node(dsc_node *node) {
     dsc_memory_free(&node->attributes);
 }
 
-/* Gives the node its own name and attributes, room in the model, a shape, and its tensors. */
+/* Copies name and attributes into the node, makes room for it in the model, and sets its shape and tensors. */
 static dsc_status complete_node(dsc_model *m, dsc_node *node, const char *name, const void *attributes) {
     const dsc_layer_type *type = node->type;
     char *copy = NULL;

@@ -1,5 +1,5 @@
-/* Activations beside ReLU, number by number. The backward pass of GELU and SiLU reads the input and computes the
- * slope anew; that of tanh and sigmoid reads the output, so that they can work in place. */
+/* Element-wise activations other than ReLU. The backward pass of GELU and SiLU computes the derivative from the input;
+ * that of tanh and sigmoid computes it from the output, so that they can run in place. */
 #include "base/error.h"
 #include "model/exec.h"
 
@@ -23,7 +23,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     return dsc_op_map(q, own->backward, op->type->keeps_x ? op->x[0] : op->y, op->dy, op->beta[0], op->dx[0]);
 }
 
-/* reads_x: 1 for the input, 0 for the output. */
+/* reads_x: 1 if backward reads the input, 0 if it reads the output. */
 #define TYPE(of, reads_x)                                                                                    \
     {                                                                                                        \
         .name = of, .attribute_bytes = sizeof(attributes), .in_place = 1, .keeps_x = (reads_x),              \

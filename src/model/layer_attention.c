@@ -1,6 +1,6 @@
-/* Multi-head self-attention over the positions of a sequence (h of them, w = 1). The backward pass reads x, y
- * and the logarithms of the rows' sums, from which it computes the probabilities again. Dropout of the probabilities is
- * part of training only. */
+/* Multi-head self-attention over the positions of a sequence (h of them, w = 1). The backward pass reads x, y and the
+ * log-sum-exp of every row of scores, from which it computes the probabilities again. Dropout of the probabilities is
+ * applied only in training. */
 #include "base/error.h"
 #include "base/versioned.h"
 #include "model/exec.h"
@@ -37,7 +37,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
 static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
     const dsc_attention_attributes *own = op->node->attributes;
     const dsc_attention_desc *desc = &own->desc;
-    if (exec->decodes) { /* keys and values of all positions so far */
+    if (exec->decodes) { /* the cache of keys and values of all positions so far */
         const int64_t cache[3] = {exec->batch, op->node->shape.h, 2 * op->node->shape.c};
         op->saved[0] =
             dsc_tensor_view(exec->model->device, NULL, dsc_model_value_dtype(exec->model), 3, cache);

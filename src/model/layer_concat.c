@@ -15,7 +15,7 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     return DSC_OK;
 }
 
-/* Where the channels of input i begin in y. */
+/* Returns the part of y that holds the channels of input i. */
 static dsc_part_desc part_of(const dsc_exec_op *op, int i) {
     return (dsc_part_desc){.first = i ? op->x[0]->dim[3] : 0};
 }

@@ -1,7 +1,7 @@
 /* Convolution: y[n,oh,ow,k] = b[k] + sum over (i,j,ch) of w[k,i,j,ch] x[n, oh*s - p + i*d, ow*s - p + j*d,
  * ch].
  *
- * PyTorch keeps the weights as [k, c/groups, kh, kw]. */
+ * PyTorch stores the weights as [k, c/groups, kh, kw]. */
 #include "base/error.h"
 #include "model/exec.h"
 

@@ -1,8 +1,9 @@
 /* Transposed convolution: for input pixel (i, j) of channel ch, kernel row u and column v, output channel k
  *   y[n, i s - p + u d, j s - p + v d, k] = b[k] + sum over (i, j, u, v, ch) of x[n, i, j, ch] w[ch, u, v, k].
  *
- * It is the gradient of the convolution that maps y to x (dsc_conv_transposed), whose forward pass gives dx and whose
- * gradient of the weights, with x as its dy, gives dw. PyTorch keeps the weights as [ch, k/groups, kh, kw]. */
+ * It is the data gradient of the convolution that maps y to x (dsc_conv_transposed). The forward pass of that
+ * convolution on dy gives dx, and its weight gradient, with x as its output gradient, gives dw. PyTorch stores the
+ * weights as [ch, k/groups, kh, kw]. */
 #include "base/error.h"
 #include "model/exec.h"
 
@@ -33,7 +34,7 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     return DSC_OK;
 }
 
-/* The mean number of kernel rows, or columns, that reach an output. */
+/* The mean number of kernel rows, or columns, that contribute to an output. */
 static double mean_taps(int64_t kernel, int64_t stride) {
     return kernel > stride ? (double)kernel / (double)stride : 1;
 }
@@ -51,7 +52,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
     weight.entry.permuted = k > 1 && (h > 1 || w > 1);
     memcpy(weight.entry.ohwc, weight.tensor.dim, sizeof weight.entry.ohwc);
     DSC_TRY(dsc_graph_declare(m, node, "weight", &weight, &node->weight));
-    if (s->groups == 1) /* K-FAC knows no others */
+    if (s->groups == 1) /* K-FAC does not support others */
         node->layer = m->layer_count++;
     if (!own->bias)
         return DSC_OK;
@@ -83,8 +84,8 @@ static size_t rounded(size_t bytes) {
     return (bytes + 255) / 256 * 256;
 }
 
-/* The convolution's forward pass cannot add to dx. Where x has other readers, the workspace has room for a gradient that
- * is added to it. */
+/* The convolution's forward pass cannot add to dx. If x has other readers, the workspace has room for this layer's
+ * gradient, which is then added to dx. */
 static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
     const attributes *own = op->node->attributes;
     dsc_model *m = exec->model;

@@ -1,4 +1,4 @@
-/* Crop: the middle of a map, from row (H - h) / 2 and column (W - w) / 2 on, rounded down. */
+/* Crop: the middle h x w pixels of an H x W map, from row (H - h) / 2 and column (W - w) / 2 on, rounded down. */
 #include "base/error.h"
 #include "model/exec.h"
 

@@ -1,10 +1,10 @@
-/* Embeddings: the rows of a table that belong to the tokens of a sequence, and learnt vectors of its positions.
+/* Embeddings: looking up the tokens of a sequence in a table, and adding learnt vectors to its positions.
  *
  *   embedding            y[n,t] = W[x[n,t]],   dW[v] = sum over all n, t with x[n,t] = v of dy[n,t]
  *   position embedding   y[n,t] = x[n,t] + W[t],   dW[t] = sum over n of dy[n,t]
  *
- * The table of an embedding may also be the weight of a later linear layer (a tied head). Backward passes that layer
- * first: the embedding then adds its gradient to what is there. */
+ * The table of an embedding may also be the weight of a later linear layer (a tied head). That layer runs first in
+ * backward, so the embedding adds its gradient to the one that is already there. */
 #include "base/error.h"
 #include "model/exec.h"
 
@@ -13,7 +13,7 @@
 typedef struct attributes {
     int64_t vocabulary, features;
     double std;
-    int shared; /* 1: another layer writes the table's gradient before */
+    int shared; /* 1: another layer uses the table, too, and writes its gradient first */
 } attributes;
 
 static dsc_status check_std(const dsc_model *m, const dsc_node *node, double std) {
@@ -147,7 +147,7 @@ static dsc_status position_declare(dsc_model *m, dsc_node *node) {
     return declare_table(m, node, node->shape.h, node->shape.c, own->std);
 }
 
-/* t as `rows` rows; a table as one vector (rows 0). */
+/* Returns t as a matrix with `rows` rows, or, if rows is 0, as a vector. */
 static dsc_tensor as_rows(const dsc_tensor *t, int64_t rows) {
     const int64_t all = dsc_tensor_count(t), dim[2] = {rows, rows ? all / rows : 0};
     return dsc_tensor_view(t->device, t->data, t->dtype, rows ? 2 : 1, rows ? dim : &all);

@@ -6,7 +6,7 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     const dsc_shape *x = dsc_graph_input(m, node, 0);
     node->shape = *x;
     node->shape.flat = 1;
-    if (!x->flat && (x->h * x->w == 1 || x->c == 1)) /* PyTorch's order is the same */
+    if (!x->flat && (x->h * x->w == 1 || x->c == 1)) /* PyTorch has the same order of elements */
         node->shape = (dsc_shape){.flat = 1, .h = 1, .w = 1, .c = dsc_shape_count(x)};
     return DSC_OK;
 }

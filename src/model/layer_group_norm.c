@@ -1,5 +1,5 @@
-/* Norms of single samples: layer norm and RMS norm over the channels of each position, group norm over groups of
- * channels and all positions. Of each group only mean and 1 / std are kept for the backward pass. */
+/* Norms within a sample: layer norm and RMS norm over the channels of each position, group norm over a group of
+ * channels at all positions. For the backward pass only mean and 1 / std of each group are kept, besides the input. */
 #include "base/error.h"
 #include "model/exec.h"
 
@@ -9,7 +9,7 @@
 typedef struct attributes {
     dsc_group_norm_desc desc;
     int bias;
-    int rows; /* 1: every position by itself */
+    int rows; /* 1: every position is normalised by itself */
 } attributes;
 
 static dsc_status shape(const dsc_model *m, dsc_node *node) {
@@ -18,7 +18,7 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     if (!(own->desc.eps > 0) || isinf(own->desc.eps))
         return DSC_FAIL(DSC_E_INVALID, "%s: eps is %g, but it must be positive and finite",
                         dsc_graph_describe(m, node), own->desc.eps);
-    if (!own->rows && x->flat && x->h * x->w > 1) /* PyTorch has the channels of a position apart */
+    if (!own->rows && x->flat && x->h * x->w > 1) /* in PyTorch's order the groups would differ */
         return DSC_FAIL(DSC_E_INVALID, "%s: the input is a flattened map; put the norm before the flatten",
                         dsc_graph_describe(m, node));
     if (own->desc.groups < 1 || dsc_shape_features(x) % own->desc.groups != 0)
@@ -42,7 +42,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
     return own->bias ? dsc_graph_declare(m, node, "bias", &t, &node->bias) : DSC_OK;
 }
 
-/* Samples as the operation sees them. */
+/* The number of samples as the operation sees them: samples, or positions of samples. */
 static int64_t samples(const dsc_exec *exec, const dsc_exec_op *op) {
     const attributes *own = op->node->attributes;
     return own->rows ? dsc_tensor_count(&exec->values[op->out]) / dsc_shape_features(&op->node->shape)
@@ -57,7 +57,7 @@ static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
     return DSC_OK;
 }
 
-/* The tensor as [samples, positions, channels]. */
+/* Returns t as [samples, positions, channels]. */
 static dsc_tensor view(const dsc_exec *exec, const dsc_exec_op *op, const dsc_tensor *t) {
     int64_t n = samples(exec, op), c = dsc_shape_features(&op->node->shape);
     return dsc_tensor_view(t->device, t->data, t->dtype, 3, (int64_t[]){n, dsc_tensor_count(t) / (n * c), c});

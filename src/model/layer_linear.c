@@ -1,8 +1,8 @@
-/* Linear layer: y[rows,out] = x[rows,in] w[out,in]' + b[out], where a row is a sample, or a position of a sequence, with
- * what lowering has fused with it: a term that is added, or the GELU of y.
+/* Linear layer: y[rows,out] = x[rows,in] w[out,in]' + b[out], where a row is a sample or a position of a sequence.
+ * Lowering may have fused it with an addition or with the GELU that follows.
  *
  * After a flatten of an h x w x c map PyTorch's columns are in the order c, h, w; here they are h, w, c. GPT-2's files
- * hold weights as [in, out]. A tied layer uses the table of an embedding. */
+ * store weights as [in, out]. A tied layer uses the table of an embedding as its weight. */
 #include "base/error.h"
 #include "base/versioned.h"
 #include "model/exec.h"
@@ -42,7 +42,7 @@ static dsc_status declare_weight(dsc_model *m, dsc_node *node, const dsc_shape *
                                .tensor = {.dtype = m->options.dtype, .ndim = 2, .dim = {out, in}}};
     weight.std = own->options.std > 0 ? own->options.std : sqrt(2.0 / (double)in);
     weight.entry.permuted = own->options.in_out || (x->flat && x->h * x->w > 1);
-    if (own->options.in_out) { /* [1, out, 1, in] here, [in, out] in files */
+    if (own->options.in_out) { /* [1, out, 1, in] in memory, [in, out] in files */
         weight.entry.ndim = 2;
         memcpy(weight.entry.dim, (int64_t[]){in, out}, 2 * sizeof in);
         memcpy(weight.entry.ohwc, (int64_t[]){1, out, 1, in}, sizeof weight.entry.ohwc);
@@ -73,7 +73,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
     return dsc_graph_declare(m, node, "bias", &bias, &node->bias);
 }
 
-/* t as a matrix of rows of `features` numbers. */
+/* Returns t as a matrix with `features` columns. */
 static dsc_tensor rows_of(const dsc_tensor *t, int64_t features) {
     const int64_t dim[2] = {dsc_tensor_count(t) / features, features};
     return dsc_tensor_view(t->device, t->data, t->dtype, 2, dim);
@@ -113,7 +113,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     if (pass->param_grads) {
         dsc_tensor grad = *dsc_exec_weight_grad(exec, op);
         grad.dim[0] =
-            op->matrix.dim[0]; /* longer rows of logits: zeros for parameters whose gradients come later */
+            op->matrix.dim[0]; /* longer rows of logits write zeros to gradients that are computed later */
         DSC_TRY(dsc_op_gemm(q, 1, 0, 1, &dy, &x, pass->beta, &grad));
         if (op->node->bias >= 0)
             DSC_TRY(dsc_op_bias_grad(q, &dy, pass->beta, dsc_exec_bias_grad(exec, op)));

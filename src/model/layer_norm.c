@@ -1,4 +1,4 @@
-/* Batch norm over the last dimension, with what lowering has fused with it:
+/* Batch norm per channel (the last dimension), with the addition and the ReLU that lowering may have fused with it:
  *   y = [relu]( gamma (x - mean) / sqrt(var + eps) + shift [+ residual] ). */
 #include "base/error.h"
 #include "model/exec.h"
@@ -47,7 +47,7 @@ static dsc_norm_desc describe(const dsc_exec_op *op) {
 static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
     dsc_norm_desc desc = describe(op);
     if (exec->recomputing)
-        desc.momentum = 0; /* the running statistics have this batch already */
+        desc.momentum = 0; /* the running statistics already include this batch */
     dsc_param *running = &exec->model->buffers[op->node->buffer];
     dsc_norm_params params = {.gamma = dsc_exec_weight(exec, op),
                               .shift = dsc_exec_bias(exec, op),
@@ -72,7 +72,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
                             .beta_residual = op->beta[1],
                             .beta_p = pass->beta,
                             .applied = op->saved[2].data ? &op->saved[2] : NULL};
-    if (!pass->param_grads) { /* the operation computes them in any case: write them elsewhere */
+    if (!pass->param_grads) { /* the operation always computes them, so let it write them elsewhere */
         int64_t c = dsc_tensor_count(grads.dgamma);
         for (int i = 0; i < 2; i++)
             unused[i] = dsc_tensor_slice(&exec->unused_params[i], 0, c);

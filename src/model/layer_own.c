@@ -1,7 +1,7 @@
-/* Layers that a program defines (dsc_layer_def), as one more kind of layer of the graph.
+/* Layers that a program defines (dsc_layer_def), as one more kind of layer in the graph.
  *
- * Each node keeps a struct `own` with a table of functions for itself, because the definition decides what
- * backward reads. After it follow the attributes of the definition. */
+ * The attributes of each node are a struct `own`, which has its own dsc_layer_type because the definition decides
+ * what backward reads. The attributes of the definition follow at its end. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/versioned.h"
@@ -39,7 +39,7 @@ typedef struct own {
     alignas(max_align_t) unsigned char attributes[];
 } own;
 
-/* A declaration under way; the callback sees its first member only. */
+/* A declaration in progress; the callback sees only its first member. */
 typedef struct declaring {
     dsc_layer_declaration public;
     own *layer;
@@ -113,7 +113,7 @@ dsc_status dsc_layer_declare_temporary(dsc_layer_declaration *declaration, dsc_d
     return declare_tensor(declaration, 0, (declared_tensor){dtype, per_sample, ndim, {0}}, dim);
 }
 
-/* A linear layer's parameters fit its input and output. */
+/* Checks that the parameters of a layer that is linear for K-FAC match its input and output. */
 static dsc_status check_kfac(const dsc_model *m, const dsc_node *node) {
     const own *layer = node->attributes;
     if (layer->kfac == DSC_KFAC_AS_NONE)
@@ -187,7 +187,8 @@ static dsc_tensor tensor_of(const dsc_exec *exec, const declared_tensor *t) {
     return dsc_tensor_view(exec->model->device, NULL, t->dtype, t->ndim + lead, dim);
 }
 
-/* Temporary tensors lie one after the other in the workspace that all operations share. */
+/* Places the temporary tensors one after the other in the workspace that all operations share, and returns the bytes
+ * that they need. `out` may be NULL. */
 static size_t place_temporaries(const dsc_exec *exec, const own *layer, dsc_tensor *out) {
     size_t used = 0;
     for (int i = 0; i < layer->temporary_count; i++) {
@@ -212,7 +213,7 @@ static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
     return DSC_OK;
 }
 
-/* The tensors of a call and the lists of pointers to them. */
+/* The tensors of a call, and the lists of pointers to them. */
 typedef struct lists {
     dsc_tensor values[DSC_LAYER_PARAMS], saved[DSC_LAYER_TENSORS], temporary[DSC_LAYER_TENSORS];
     const dsc_tensor *x[DSC_LAYER_INPUTS], *param[DSC_LAYER_PARAMS], *param_as_value[DSC_LAYER_PARAMS];
@@ -279,7 +280,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "backward", NULL);
 }
 
-/* ---- adding ---- */
+/* ---- adding a layer ---- */
 
 void dsc_layer_def_init_sized(dsc_layer_def *def, size_t size) {
     const dsc_layer_def defaults = {.needs_x = 1, .needs_y = 1};
@@ -336,7 +337,7 @@ dsc_status dsc_model_layer(dsc_model *m, const char *name, const dsc_layer_def *
                                    .forward = forward,
                                    .backward = backward};
     dsc_status status = dsc_graph_add(m, &layer->type, name, inputs, count, layer, y);
-    if (status == DSC_OK) { /* the node has a copy of `layer`: from now on its table is the copy's */
+    if (status == DSC_OK) { /* the node has a copy of `layer`, and must use the type in the copy */
         dsc_node *node = &m->nodes[*y];
         own *copy = node->attributes;
         copy->def.kind = copy->kind;

@@ -1,4 +1,4 @@
-/* Max and average pooling over windows, and the mean over the whole map. */
+/* Max and average pooling over windows, and global average pooling. */
 #include "base/error.h"
 #include "model/exec.h"
 
@@ -12,7 +12,7 @@ static dsc_status window_shape(const dsc_model *m, dsc_node *node) {
     return DSC_OK;
 }
 
-/* In training max pooling keeps the place of each window's maximum: on a GPU as a byte where that suffices. */
+/* In training max pooling keeps the index of the maximum in each window, on a GPU as one byte if that suffices. */
 static dsc_status max_plan(dsc_exec *exec, dsc_exec_op *op) {
     const dsc_shape *y = &op->node->shape;
     const dsc_pool_desc *desc = op->node->attributes;

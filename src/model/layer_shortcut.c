@@ -1,4 +1,4 @@
-/* The parameter-free shortcut of the CIFAR ResNets: every stride-th pixel, the channels between zeros. */
+/* The parameter-free shortcut of the CIFAR ResNets: every stride-th pixel, channels padded with zeros on both sides. */
 #include "base/error.h"
 #include "model/exec.h"
 

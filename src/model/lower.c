@@ -1,14 +1,14 @@
-/* From a graph to operations: one a layer, except that a batch norm or a linear layer is fused with what follows it,
+/* Lowers a graph to operations: one per layer, except that a batch norm or a linear layer is fused with what follows,
  *   batch norm -> relu,
  *   batch norm -> add(other) -> relu              and
  *   linear -> add(other),
- * when each of these values has no other reader. The fused operation takes the place of the last of them, because
- * only there the other term is known to be computed. When both terms can be fused the later one is: then nothing moves
- * past another layer with parameters, and gradients become final in the order of the graph.
+ * if nothing else reads the values in between. The fused operation runs at the place of the last of these layers,
+ * because only there the other term is sure to be computed. If both terms can be fused, the later one is: then no
+ * operation moves past another layer with parameters, and gradients become final in the order of the graph.
  *
- * In training with halves, on a GPU, the GELU between two linear layers stays an operation with memory of its own, but the
- * layer before it computes its value, and the layer after it the gradient of its input: both products then end with what
- * would be a pass over memory. */
+ * In training with half types, on a GPU, the GELU between two linear layers stays an operation with its own memory, but
+ * the layer before it computes its output, and the layer after it the gradient of its input: the epilogues of the two
+ * matrix products then replace two passes over memory. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "model/exec.h"
@@ -20,8 +20,8 @@ static void count_uses(const dsc_model *m, int64_t *uses) {
             uses[m->nodes[i].in[k]]++;
 }
 
-/* The term of the addition, of the given type, that can be fused with the other; -1 for none. Its own input may not be
- * the other term: one operation would then write two gradients to the same memory. */
+/* Returns which term (0 or 1) of an addition is a layer of the given type that can be fused with it; -1 for none. Its
+ * own input may not be the other term: one operation would then write two gradients to the same memory. */
 static int fusible_term(const dsc_model *m, const int64_t *uses, const dsc_layer_type *type,
                         const dsc_node *add) {
     int best = -1;
@@ -43,8 +43,8 @@ static dsc_exec_op plain_op(const dsc_model *m, dsc_value v) {
     return op;
 }
 
-/* fused[v]: the batch norm that the ReLU v is fused with, or the linear layer that the addition v is, or -1; taken[u]: 1
- * for values that then vanish. */
+/* Sets fused[v] to the batch norm that the ReLU v is fused with, or the linear layer that the addition v is fused with,
+ * or -1; and taken[u] to 1 for values u that are then not computed separately. */
 static void find_fusions(const dsc_model *m, const int64_t *uses, int64_t *fused, unsigned char *taken) {
     for (int64_t v = 0; v < m->node_count; v++) {
         const dsc_node *node = &m->nodes[v];
@@ -77,7 +77,7 @@ static void find_fusions(const dsc_model *m, const int64_t *uses, int64_t *fused
     }
 }
 
-/* `last`: the ReLU or the addition that `first` is fused with. */
+/* Makes one operation of the layer `first` and the ReLU or the addition `last` that it is fused with. */
 static dsc_exec_op fused_op(const dsc_model *m, dsc_value last, dsc_value first) {
     dsc_exec_op op = plain_op(m, first);
     op.out = last;
@@ -91,7 +91,7 @@ static dsc_exec_op fused_op(const dsc_model *m, dsc_value last, dsc_value first)
     return op;
 }
 
-/* The linear layer whose value, which nothing else reads, is v; NULL for none. */
+/* Returns the linear layer whose output is v, if v is read only once; otherwise NULL. */
 static dsc_exec_op *linear_before(dsc_exec *exec, const int64_t *uses, dsc_value v) {
     for (int64_t i = 0; i < exec->op_count; i++)
         if (exec->ops[i].out == v)
@@ -101,7 +101,7 @@ static dsc_exec_op *linear_before(dsc_exec *exec, const int64_t *uses, dsc_value
     return NULL;
 }
 
-/* The linear layer that alone reads v; NULL for none. */
+/* Returns the linear layer that alone reads v; NULL for none. */
 static dsc_exec_op *linear_after(dsc_exec *exec, const int64_t *uses, dsc_value v) {
     for (int64_t i = 0; i < exec->op_count; i++)
         if (exec->ops[i].in[0] == v)
@@ -127,7 +127,7 @@ static void share_gelus(dsc_exec *exec, const int64_t *uses) {
     }
 }
 
-/* trained[v]: a gradient at v is needed, because v depends on a parameter. */
+/* Writes the operations. Sets trained[v] to 1 if a gradient at v is needed, because v depends on a parameter. */
 static dsc_status emit(dsc_exec *exec, const int64_t *fused, const unsigned char *taken,
                        unsigned char *trained) {
     const dsc_model *m = exec->model;
@@ -139,7 +139,7 @@ static dsc_status emit(dsc_exec *exec, const int64_t *fused, const unsigned char
         op->keeps_x = op->type->keeps_x;
         op->keeps_y = op->type->keeps_y;
         if (op->node->layer >= 0 && op->keeps_x < 1)
-            op->keeps_x = 1; /* a capture gets it */
+            op->keeps_x = 1; /* the function `capture` gets it */
         if (op->type->plan)
             DSC_TRY(op->type->plan(exec, op));
         trained[v] = op->node->param_count > 0;

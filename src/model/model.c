@@ -1,7 +1,7 @@
-/* A model's life: creation, sealing, and what a sealed model holds.
+/* Models: creating them, sealing them, and reading what a sealed model holds.
  *
- * Initial weights are normal with variance 2 / fan-in (He et al. 2015); element i of parameter p, in the
- * order in which it lies in memory, draws from a random sequence of its own (seed, p, i). */
+ * Initial weights are normal with variance 2 / fan-in (He et al. 2015); element i of parameter p, in memory
+ * order, is drawn from its own random sequence (seed, p, i). */
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -80,7 +80,7 @@ void dsc_model_destroy(dsc_model **model) {
 
 /* ---- sealing ---- */
 
-/* One memory block for all values, one for all gradients, one for running statistics, one for counters. */
+/* Allocates one block for all values, one for all gradients, one for running statistics and one for counters. */
 static dsc_status allocate_blocks(dsc_model *m) {
     int64_t running = 0, counters = 0;
     for (int64_t i = 0; i < m->tensor_count; i++)
@@ -100,7 +100,7 @@ static dsc_status allocate_blocks(dsc_model *m) {
     return dsc_memory_alloc(m->layer_count, sizeof *m->layers, &m->layers);
 }
 
-/* Gives every tensor its part of the blocks, in order, and fills in the lists that callers see. */
+/* Gives every tensor its part of the blocks, in order, and fills in the lists that callers can read. */
 static void place_tensors(dsc_model *m) {
     char *value = m->values, *grad = m->grads, *running = m->running, *counter = m->batches.data;
     for (int64_t i = 0; i < m->tensor_count; i++) {
@@ -144,10 +144,10 @@ static void list_layers(dsc_model *m) {
     }
 }
 
-/* Every number has a sequence of its own, so that threads change nothing. */
+/* Draws every number from its own sequence, so that the result does not depend on the number of threads. */
 static void draw_normal(uint64_t seed, uint32_t number, double std, int64_t count, dsc_dtype dtype, void *out,
                         int threads) {
-    const int64_t few = 1 << 14; /* not worth a thread */
+    const int64_t few = 1 << 14; /* up to this many, threads are not worth it */
 #pragma omp parallel for num_threads(threads) schedule(static) if (count > few)
     for (int64_t i = 0; i < count; i++) {
         dsc_rng rng = dsc_rng_start(seed, DSC_RNG_INIT, number, (uint64_t)i);
@@ -159,7 +159,7 @@ static void draw_normal(uint64_t seed, uint32_t number, double std, int64_t coun
     }
 }
 
-/* `host` has room for the largest tensor. */
+/* Sets the initial values of all tensors. `host` has room for the largest one. */
 static dsc_status initialise(dsc_model *m, dsc_queue *q, void *host) {
     for (int64_t i = 0; i < m->tensor_count; i++) {
         dsc_state_tensor *t = &m->tensors[i];
@@ -172,7 +172,7 @@ static dsc_status initialise(dsc_model *m, dsc_queue *q, void *host) {
         draw_normal(m->options.seed, (uint32_t)t->number, t->std, dsc_tensor_count(&t->tensor),
                     t->tensor.dtype, host, dsc_device_threads(m->device));
         DSC_TRY(dsc_tensor_upload(q, host, dsc_tensor_bytes(&t->tensor), &t->tensor));
-        DSC_TRY(dsc_queue_sync(q)); /* `host` is written again */
+        DSC_TRY(dsc_queue_sync(q)); /* because `host` is reused */
     }
     return dsc_queue_sync(q);
 }
@@ -213,7 +213,7 @@ dsc_status dsc_model_set_std(dsc_model *m, const char *name, double std) {
     return DSC_FAIL(DSC_E_NOT_FOUND, "initial values of '%s': the model has no such parameter", name);
 }
 
-/* Every value is used, there is something to train. */
+/* Checks that every value is used and that there is something to train. */
 static dsc_status check_graph(dsc_model *m, dsc_value logits) {
     if (!m)
         return DSC_FAIL(DSC_E_INVALID, "seal: no model");

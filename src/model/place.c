@@ -1,12 +1,12 @@
-/* Memory of an executor: which values share storage by being views or by being computed in place, when each
- * storage is needed, and one block of device memory for all of them; with recompute, also which segments need the
- * least of it. */
+/* Plans the memory of an executor: which values share storage because they are views or are computed in place, when
+ * each storage is needed, and one block of device memory for all of them; with recompute, also which segments need
+ * the least memory. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "model/arena.h"
 #include "model/exec.h"
 
-/* Blocks that are needed all the time. */
+/* Blocks that are needed the whole time. */
 enum {
     BLOCK_WORK,
     BLOCK_POSITION,
@@ -21,16 +21,16 @@ enum {
 
 typedef struct place {
     dsc_exec *exec;
-    int64_t n, ops, end; /* values, operations, last time */
-    int64_t *uses;       /* per value: operations that read it */
-    int64_t *producer;   /* per value: its operation; -1 for none */
+    int64_t n, ops, end; /* number of values, number of operations, last time */
+    int64_t *uses;       /* per value: the number of operations that read it */
+    int64_t *producer;   /* per value: the operation that computes it; -1 for none */
     int64_t *root;       /* per value: the value in whose storage it lies */
     int64_t *grad_root;  /* the same for gradients */
     int64_t *giver;      /* per value: the operation from which its first gradient comes; -1 for none */
     int64_t *segment, *again,
         *back;           /* per operation: its segment, and the times of recompute and of backward */
-    unsigned char *kept; /* recompute: per value, another segment reads it, or the loss; then also its root */
-    unsigned char *read; /* recompute: per root, backward or what it needs reads it */
+    unsigned char *kept; /* recompute: per value and its root: another segment or the loss reads it */
+    unsigned char *read; /* recompute: per root: backward, or an operation that runs again, reads it */
     dsc_interval *values, *grads, *saved, *unused_dx, *fixed; /* parts of `blocks` */
     dsc_interval *blocks;
     int64_t block_count;
@@ -40,7 +40,7 @@ static int recomputes(const place *p) {
     return p->exec->segment_count > 0;
 }
 
-/* The last segment's values are still there when backward begins. */
+/* Returns 1 for operations of the last segment, whose values are still in memory when backward begins. */
 static int in_last_segment(const place *p, int64_t i) {
     return p->segment[i] == p->exec->segment_count - 1;
 }
@@ -83,7 +83,7 @@ static void set_times(place *p) {
     p->end = exec->mode == DSC_EXEC_TRAIN ? time : p->ops;
 }
 
-/* What passes from one segment to another, or to the loss, stays, with the value it is a view of. */
+/* Marks the values that another segment or the loss reads, and the values that they are views of: they are kept. */
 static void keep_values(place *p) {
     const dsc_exec *exec = p->exec;
     if (!recomputes(p))
@@ -101,7 +101,7 @@ static void keep_values(place *p) {
     }
 }
 
-/* An operation whose result is kept need not run again: what it saves is kept as well. */
+/* Returns 1 if the result of an operation is kept. It need not run again then: its saved tensors are kept as well. */
 static int keeps_result(const place *p, const dsc_exec_op *s) {
     return p->kept[p->root[s->out]];
 }
@@ -128,9 +128,9 @@ static void find_repeated(place *p) {
     }
 }
 
-/* ---- who shares storage ---- */
+/* ---- which values share storage ---- */
 
-/* Nothing but operation `s` reads the storage of its first input, in forward or in backward. */
+/* Returns 1 if `s` may overwrite its first input: nothing else reads that storage, in forward or in backward. */
 static int may_overwrite(const place *p, const dsc_exec_op *s) {
     int64_t root = p->root[s->in[0]];
     if (!s->type->in_place || s->keeps_x || root == p->exec->model->input || p->kept[s->out])
@@ -160,7 +160,7 @@ static void share_values(place *p) {
     }
 }
 
-/* A gradient that is computed in place overwrites the one it is computed from, which nothing else reads. */
+/* A gradient that is computed in place overwrites the one that it is computed from, which nothing else reads. */
 static void share_gradients(place *p) {
     for (int64_t v = 0; v < p->n; v++)
         p->grad_root[v] = v;
@@ -171,12 +171,13 @@ static void share_gradients(place *p) {
     }
 }
 
-/* 1: the gradient of input k is that of the output. */
+/* Returns 1 if the gradient of input k equals that of the output. */
 static int passes_gradient(const dsc_exec_op *s, int k) {
     return s->type == &dsc_layer_add || (s->adds && k == 1);
 }
 
-/* The operation from which v gets its first gradient in backward: the last that reads it; for logits, the loss. */
+/* Returns the operation from which v gets its first gradient in backward: the last one that reads v, or, for the
+ * logits, the loss (p->ops). */
 static int64_t first_giver(const place *p, dsc_value v) {
     if (v == p->exec->model->logits)
         return p->ops;
@@ -187,12 +188,12 @@ static int64_t first_giver(const place *p, dsc_value v) {
     return -1;
 }
 
-/* What backward of one operation does to a memory of gradients. */
+/* What the backward of one operation does to memory that several gradients share. */
 typedef struct effect {
-    int reads;         /* 1: the gradient it is computed from is there */
-    int begins, added; /* gradients that come to be there, and those it adds to */
-    int writes;        /* 1: it writes to the memory */
-    int in_place;      /* 1: it may write over the gradient that it reads */
+    int reads;         /* 1: the gradient at its output lies in this memory */
+    int begins, added; /* the number of gradients that it starts there, and of those that it adds to */
+    int writes;        /* the number of gradients that it writes to this memory */
+    int in_place;      /* 1: it may overwrite the gradient that it reads */
 } effect;
 
 static effect effect_of(const place *p, int64_t j, const unsigned char *there) {
@@ -212,8 +213,8 @@ static effect effect_of(const place *p, int64_t j, const unsigned char *there) {
     return f;
 }
 
-/* 1: the gradients of the marked values can have the same memory: whenever one is written to it, no other is there that
- * is still to be read. In backward, operations run from the last to the first. */
+/* Returns 1 if the gradients of the marked values can share memory: whenever one is written, the memory holds no other
+ * that is still to be read. In backward, operations run from the last to the first. */
 static int fit_together(const place *p, const unsigned char *there) {
     int64_t live = there[p->exec->model->logits];
     for (int64_t j = p->ops - 1; j >= 0; j--) {
@@ -227,7 +228,7 @@ static int fit_together(const place *p, const unsigned char *there) {
     return 1;
 }
 
-/* 1: the gradient of input k of operation i may stay in the memory of the output's. */
+/* Returns 1 if the gradient of input k of operation i may stay in the memory of the gradient at its output. */
 static int may_stay(const place *p, int64_t i, int k, unsigned char *there) {
     const dsc_exec_op *s = &p->exec->ops[i];
     const int64_t root = p->grad_root[s->out];
@@ -240,8 +241,8 @@ static int may_stay(const place *p, int64_t i, int k, unsigned char *there) {
     return fit_together(p, there);
 }
 
-/* The gradient that a sum of several layers passes on to an earlier sum is not copied where that can be avoided. Only one
- * input's may stay, because one of them may be computed from the other. */
+/* Avoids copying the gradient that one sum of several layers passes on to an earlier sum, where that is possible. The
+ * gradient of only one input may stay in place, because one input may be computed from the other. */
 static dsc_status pass_on_gradients(place *p) {
     unsigned char *there;
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *there, &there));
@@ -263,7 +264,7 @@ static dsc_status pass_on_gradients(place *p) {
     return DSC_OK;
 }
 
-/* The first gradient that reaches a value overwrites, the others add. */
+/* The first gradient of a value overwrites its memory; later ones are added. */
 static dsc_status set_betas(place *p) {
     unsigned char *seen;
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *seen, &seen));
@@ -281,7 +282,8 @@ static dsc_status set_betas(place *p) {
 
 /* ---- when storage is needed ---- */
 
-/* A block that operation `i` writes, or another in its storage, is read after forward as well, at this time. */
+/* Extends the life of a block that operation `i`, or another one in the same storage, writes in forward: it is also
+ * read at `time`, after forward. */
 static void live_later(const place *p, dsc_interval *block, int64_t i, int64_t time) {
     const int kept = !recomputes(p) || (i >= 0 && keeps_result(p, &p->exec->ops[i]));
     if (kept && !p->exec->once)
@@ -323,7 +325,7 @@ static void live_values(place *p) {
                     live_later(p, saved, i, p->again[i]);
                 if (s->backward)
                     live_later(p, saved, i, p->back[i]);
-                if (exec->decodes) { /* a cache stays from call to call */
+                if (exec->decodes) { /* the cache of keys and values lives from call to call */
                     touch(saved, 0, 0);
                     touch(saved, 0, p->end);
                 }
@@ -352,7 +354,7 @@ static void live_gradients(place *p) {
     }
 }
 
-/* What a capture gets stays until the second next capture, which comes before that operation's backward. */
+/* Tensors that a capture gets stay until the second next capture, which is called before its operation's backward. */
 static void live_longer(place *p) {
     const dsc_exec *exec = p->exec;
     for (int64_t i = 0; i < p->ops; i++) {
@@ -397,7 +399,7 @@ static void live_always(place *p) {
     }
 }
 
-/* The sum if every result and every gradient had memory of its own. */
+/* The number of bytes if every result and every gradient had its own memory. */
 static size_t bytes_without_reuse(const place *p) {
     size_t sum = 0;
     for (int64_t i = 0; i < p->ops; i++) {
@@ -499,7 +501,7 @@ static void place_close(place *p) {
     dsc_memory_free(&p->uses);
 }
 
-/* Plans the memory of the executor as it is cut now. */
+/* Plans the memory of the executor with its present segments. */
 static dsc_status plan(dsc_exec *exec, place *p) {
     DSC_TRY(place_open(exec, p));
     set_times(p);
@@ -509,7 +511,7 @@ static dsc_status plan(dsc_exec *exec, place *p) {
     live_always(p);
     if (exec->mode == DSC_EXEC_TRAIN) {
         share_gradients(p);
-        if (!exec->lasting) /* captures may read a gradient later than its layer */
+        if (!exec->lasting) /* captures may read a gradient after its layer has run */
             DSC_TRY(pass_on_gradients(p));
         DSC_TRY(set_betas(p));
         live_gradients(p);
@@ -519,7 +521,7 @@ static dsc_status plan(dsc_exec *exec, place *p) {
     return dsc_arena_place(p->blocks, p->block_count, &exec->bytes);
 }
 
-/* Cuts the operations so that they need the least memory, or not at all when that is best. */
+/* Cuts the operations into the segments that need the least memory, or not at all when that needs the least. */
 static dsc_status choose_segments(dsc_exec *exec) {
     int64_t best = 0, ops = exec->op_count;
     size_t fewest = 0;

@@ -1,18 +1,19 @@
-/* Where a training executor cuts its operations into segments, so that only what passes from one segment to a later one
- * is kept for the backward pass. The rest of a segment is computed again, from what was kept, right before the backward
- * pass of the segment; the last one is there already.
+/* Decides where a training executor cuts its operations into segments. Only values that pass from one segment to a
+ * later one are kept for the backward pass. The other values of a segment are computed again, from those, right before
+ * the backward pass of the segment; those of the last segment are still in memory.
  *
- * A cut is good where little passes it and much lies before it: between the blocks of a transformer only the sum of
- * their outputs does, and of a U-Net the maps that are concatenated later, once they are kept, cost nothing more. */
+ * A cut is good where few bytes pass it and many are written before it: between the blocks of a transformer only the
+ * sum of their outputs passes, and in a U-Net the maps that are concatenated later cost nothing more once kept. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "model/exec.h"
 
 typedef struct cutter {
     const dsc_exec *exec;
-    int64_t *producer, *last; /* per value: its operation, -1 for none, and the last one that reads it */
-    unsigned char *kept;      /* per value: it passes a cut */
-    size_t *weight;           /* per operation: bytes that it writes */
+    int64_t *producer,
+        *last;           /* per value: the operation that computes it, the last that reads it; -1: none */
+    unsigned char *kept; /* per value: 1 if it passes a cut */
+    size_t *weight;      /* per operation: the number of bytes that it writes */
 } cutter;
 
 static size_t weight_of(const dsc_exec *exec, const dsc_exec_op *op) {
@@ -39,7 +40,7 @@ static dsc_status cutter_open(const dsc_exec *exec, cutter *c) {
         for (int k = 0; k < op->inputs; k++)
             c->last[op->in[k]] = i;
     }
-    for (int64_t i = ops - 1; i >= 0; i--) { /* what reads a view reads the value it is a view of */
+    for (int64_t i = ops - 1; i >= 0; i--) { /* reading a view means reading the value that it is a view of */
         const dsc_exec_op *op = &exec->ops[i];
         if (op->view && c->last[op->out] > c->last[op->in[0]])
             c->last[op->in[0]] = c->last[op->out];
@@ -54,13 +55,13 @@ static void cutter_close(cutter *c) {
     dsc_memory_free(&c->producer);
 }
 
-/* Value v passes a cut after operation `end`; views do so as the values they are views of. */
+/* Returns 1 if value v passes a cut after operation `end`. Views are not counted, only the values they are views of. */
 static int passes(const cutter *c, int64_t v, int64_t end) {
     int64_t producer = c->producer[v];
     return producer >= 0 && producer <= end && c->last[v] > end && !c->exec->ops[producer].view;
 }
 
-/* Bytes that a cut after operation `end` keeps, besides those that other cuts keep. */
+/* The number of bytes that a cut after operation `end` keeps in addition to those that other cuts keep. */
 static size_t bytes_of_cut(const cutter *c, int64_t end) {
     size_t sum = 0;
     for (int64_t v = 0; v < c->exec->model->node_count; v++)
@@ -69,8 +70,8 @@ static size_t bytes_of_cut(const cutter *c, int64_t end) {
     return sum;
 }
 
-/* The last operation of the segment that begins at `first` and writes about `most` bytes at most: where the fewest bytes
- * are kept for those that need not be. -1: it goes to the end. */
+/* Returns the last operation of the segment that begins at `first` and writes about `most` bytes at most: the one with
+ * the smallest ratio of bytes that the cut keeps to bytes that the segment writes. -1: the segment goes to the end. */
 static int64_t find_cut(const cutter *c, int64_t first, size_t most) {
     int64_t ops = c->exec->op_count, best = -1;
     double best_share = 0;

@@ -1,13 +1,13 @@
 /* First-order optimisers over a list of parameters. The formulas are operations of the device (device/ops.h);
- * this file owns the state, hands over the hyper-parameters, clips the gradients and calls the operations.
+ * this file owns the state, passes the hyper-parameters, clips the gradients and calls the operations.
  *
- * sgd, adam and adamw are element-wise, so parameters that are neighbours in memory (values and gradients
- * alike) are updated in one call. lars and lamb need the norms of each parameter, so they are called once per
- * parameter. The state of one kind lies in one block in the order of the parameters: where the parameters are
- * neighbours, so is their state. Where weight decay reads other tensors than the values (`read`), those need
- * not be neighbours, and every parameter is updated by a call of its own.
+ * sgd, adam and adamw are element-wise, so parameters that are contiguous in memory (values as well as gradients)
+ * are updated in one call. lars and lamb need the norms of each parameter, so they are called once per
+ * parameter. State tensors of one kind lie in one block in the order of the parameters: if parameters are
+ * contiguous, so is their state. If weight decay reads other tensors than the values (`read`), these need not be
+ * contiguous, and every parameter is updated by its own call.
  *
- * Everything about one optimiser is its update function and its entry in `rules`. */
+ * All that is specific to one optimiser is its update function and its entry in `rules`. */
 #include "optim/optim_parts.h"
 
 #include "base/error.h"
@@ -22,29 +22,29 @@
 
 enum { MAX_SLOTS = 2 }; /* state tensors per parameter */
 
-/* Elements [first, first + count) of all parameters in their order: value, gradient and state as vectors. */
+/* One parameter, or several contiguous ones: value, gradient and state as vectors. */
 typedef struct piece {
-    int64_t first;
+    int64_t first; /* its first element among those of all parameters */
     dsc_tensor value, grad;
     dsc_tensor slot[MAX_SLOTS];
-    int group; /* number of its hyper-parameters; -1: it is not updated */
+    int group; /* index of its hyper-parameters in `groups`; -1: it is not updated */
 } piece;
 
 /* Parameters that have the same hyper-parameters. */
 typedef struct group {
-    double factor;    /* of the learning rate */
-    int decays;       /* weight decay acts on them */
+    double factor;    /* the learning rate is multiplied by this */
+    int decays;       /* 1: weight decay acts on them */
     dsc_tensor hyper; /* F64[DSC_HYPER_COUNT] */
 } group;
 
-/* An optimiser. */
+/* One kind of optimiser. */
 typedef struct rule {
-    const char *slot_name[MAX_SLOTS]; /* the state of a parameter; NULL: fewer */
+    const char *slot_name[MAX_SLOTS]; /* the names of a parameter's state tensors; NULL: fewer */
     int per_param;                    /* 1: needs norms of single parameters */
     int direction;                    /* 1: needs a scratch vector as long as a parameter */
-    double eps;                       /* the default */
-    double rate;                      /* the trainer's default */
-    /* Updates p->value and the state p->slot by p->grad; weight decay and norms read z. */
+    double eps;                       /* the default of the option eps */
+    double rate;                      /* the trainer's default learning rate */
+    /* Updates p->value and the state p->slot with p->grad; weight decay and norms read z. */
     dsc_status (*update)(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z);
 } rule;
 
@@ -57,18 +57,18 @@ struct dsc_optim {
 
     piece *params; /* one per parameter */
     int64_t count;
-    piece *runs; /* neighbours merged */
+    piece *runs; /* the same with contiguous parameters merged, without those that are not updated */
     int64_t run_count;
 
-    dsc_tensor block[MAX_SLOTS]; /* the state's memory, all parameters in a row */
-    dsc_param *state;            /* views of it, names in `names` */
+    dsc_tensor block[MAX_SLOTS]; /* the state's memory, one parameter after the other */
+    dsc_param *state;            /* views of it, with names in `names` */
     char *names;
 
-    group *groups; /* the first has the learning rate as it is, and weight decay */
+    group *groups; /* the first has factor 1 and weight decay */
     int group_count;
     int64_t group_capacity;
     dsc_tensor hypers;        /* F64[group_count, DSC_HYPER_COUNT]: the memory of all groups */
-    dsc_tensor skip;          /* the last element of the first group's */
+    dsc_tensor skip;          /* the last element of the first group's hyper-parameters */
     dsc_tensor norms;         /* F64[2], for rules with per_param */
     dsc_tensor direction;     /* as long as the longest parameter, for rules with direction */
     dsc_tensor sumsq, factor; /* F64 scalars, for clipping */
@@ -76,7 +76,7 @@ struct dsc_optim {
 
 /* ---- the optimisers ---- */
 
-/* The tensors of an update, without norms. */
+/* Fills in the tensors of an update, without norms. */
 static dsc_update tensors_of(dsc_optim *o, piece *p, const dsc_tensor *z) {
     return (dsc_update){.hyper = &o->groups[p->group].hyper,
                         .z = z,
@@ -97,7 +97,7 @@ static dsc_status update_adam(dsc_optim *o, dsc_queue *queue, piece *p, const ds
     return dsc_op_update(queue, DSC_UPDATE_ADAM, &u);
 }
 
-/* Weight decay acts on the values, apart from the gradient. */
+/* Weight decay acts on the values directly (decoupled), not through the gradient. */
 static dsc_status update_adamw(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
     dsc_update u = tensors_of(o, p, z);
     return dsc_op_update(queue, DSC_UPDATE_ADAMW, &u);
@@ -112,7 +112,7 @@ static dsc_status update_lars(dsc_optim *o, dsc_queue *queue, piece *p, const ds
     return dsc_op_update(queue, DSC_UPDATE_LARS, &u);
 }
 
-/* The rate depends on the norm of the direction, so the direction comes first. */
+/* The rate depends on the norm of the direction, so the direction is computed first. */
 static dsc_status update_lamb(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
     dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), u_norm = dsc_tensor_slice(&o->norms, 1, 1);
     dsc_tensor direction = dsc_tensor_slice(&o->direction, 0, p->value.dim[0]);
@@ -148,7 +148,7 @@ double dsc_optim_default_rate(dsc_optim_kind kind) {
 
 /* ---- options ---- */
 
-/* The caller's options over the defaults, checked. */
+/* Copies the caller's options over the defaults and checks them. */
 static dsc_status take_options(const dsc_optim_options *given, dsc_optim_options *out) {
     dsc_optim_options_init(out);
     DSC_TRY(dsc_versioned_read("optim", given, sizeof *out, out));
@@ -196,7 +196,7 @@ static dsc_status check_params(dsc_device *device, const dsc_param *params, int6
     return DSC_OK;
 }
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
 static dsc_tensor as_vector(const dsc_tensor *t) {
     return dsc_tensor_slice(t, 0, dsc_tensor_count(t));
@@ -206,7 +206,7 @@ static int follows(const dsc_tensor *before, const dsc_tensor *t) {
     return (const char *)before->data + dsc_tensor_bytes(before) == (const char *)t->data;
 }
 
-/* The number of the group with this factor and decay, which is added if there is none. */
+/* Sets *out to the index of the group with this factor and decay, which is added if there is none. */
 static dsc_status find_group(dsc_optim *o, double factor, int decays, int *out) {
     for (*out = 0; *out < o->group_count; (*out)++)
         if (o->groups[*out].factor == factor && o->groups[*out].decays == decays)
@@ -216,7 +216,7 @@ static dsc_status find_group(dsc_optim *o, double factor, int decays, int *out) 
     return DSC_OK;
 }
 
-/* Merges parameters whose values and gradients follow each other in memory and that are of one group. */
+/* Merges parameters of the same group whose values and gradients are contiguous in memory. */
 static void merge_runs(dsc_optim *o) {
     for (int64_t i = 0; i < o->count; i++) {
         const piece *p = &o->params[i];
@@ -264,7 +264,7 @@ static dsc_status alloc_state(dsc_optim *o, const dsc_param *params) {
     return DSC_OK;
 }
 
-/* Views of the state in the parameters' shapes, with names. */
+/* Makes views of the state with the shapes of the parameters, and their names. */
 static dsc_status name_state(dsc_optim *o, const dsc_param *params) {
     size_t bytes = 0;
     for (int64_t i = 0; i < o->count; i++)
@@ -380,7 +380,7 @@ dsc_status dsc_optim_prepare(dsc_optim *optim, dsc_queue *queue, double lr) {
     return DSC_OK;
 }
 
-/* g *= min(1, limit / |all g|), without asking the device for the norm. */
+/* Computes g *= min(1, limit / |all g|) on the device, without downloading the norm. */
 static dsc_status clip(dsc_optim *o, dsc_queue *queue) {
     for (int64_t i = 0; i < o->run_count; i++)
         DSC_TRY(dsc_op_dot(queue, &o->runs[i].grad, &o->runs[i].grad, i > 0, &o->sumsq));
@@ -404,8 +404,7 @@ dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor 
         DSC_TRY(check_read(optim, read));
     if (optim->options.clip_norm > 0)
         DSC_TRY(clip(optim, queue));
-    for (int i = 1; i < optim->group_count;
-         i++) { /* whether the step is skipped is only known on the device */
+    for (int i = 1; i < optim->group_count; i++) { /* only the device knows whether the step is skipped */
         dsc_tensor skip = dsc_tensor_slice(&optim->groups[i].hyper, DSC_HYPER_SKIP, 1);
         DSC_TRY(dsc_op_convert(queue, &optim->skip, &skip));
     }
@@ -428,7 +427,7 @@ dsc_status dsc_optim_step(dsc_optim *optim, dsc_queue *queue, double lr, const d
     return dsc_optim_apply(optim, queue, read);
 }
 
-/* ---- what it holds ---- */
+/* ---- what an optimiser holds ---- */
 
 const dsc_tensor *dsc_optim_skip(const dsc_optim *optim) {
     return &optim->skip;
@@ -451,6 +450,6 @@ int64_t dsc_optim_steps(const dsc_optim *optim) {
 }
 
 void dsc_optim_set_steps(dsc_optim *optim, int64_t steps) {
-    const int64_t most = (int64_t)1 << 53; /* room enough to count on from */
+    const int64_t most = (int64_t)1 << 53; /* leaves room for further steps */
     optim->steps = steps < 0 ? 0 : steps > most ? most : steps;
 }

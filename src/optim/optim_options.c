@@ -1,4 +1,4 @@
-/* The options of an optimiser. */
+/* The table of the options of an optimiser. */
 #include "base/option.h"
 #include "base/versioned.h"
 #include "descent/optim.h"
@@ -74,7 +74,7 @@ static const dsc_option table[] = {
     {.name = "eps",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(eps),
-     .value = "-1", /* the optimiser's own */
+     .value = "-1", /* the optimiser's own default */
      .placeholder = "X",
      .range = "[0, inf)",
      .default_text = "1e-8, with lamb 1e-6",

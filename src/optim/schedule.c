@@ -1,17 +1,17 @@
 /* Learning rates as a pure function of the step.
  *
  * With s = steps_per_epoch, e = step / s (a real number), W = warmup_epochs, E = epochs, and
- * p = (e - W) / (E - W), the part done of the epochs after warm-up:
+ * p = (e - W) / (E - W), the completed part of the epochs after warm-up:
  *
  *   warm-up      e < W: warmup_start + (target - warmup_start) e / W, so that step 0 has warmup_start and
- *                step W s has the target; one-cycle has none
- *   step         the rate above, times decay_rate once for every decay[i] <= e; a decay epoch that lies
- *                inside the warm-up counts from that epoch on, too
- *   cosine       target (1 + cos(pi p)) / 2, and 0 from E on; the next two end in the same way
- *   linear       target (1 - p)
- *   polynomial   target (1 - p)^decay_rate
+ *                step W s has the target; one-cycle has no warm-up
+ *   step         the rate of the warm-up, then the target, times decay_rate for every decay[i] <= e; this
+ *                includes decay epochs inside the warm-up
+ *   cosine       target (1 + cos(pi p)) / 2, and 0 from E on
+ *   linear       target (1 - p), and 0 from E on
+ *   polynomial   target (1 - p)^decay_rate, and 0 from E on
  *   one-cycle    with R = decay_rate E: along half a cosine from target / 25 at e = 0 to the target at e = R,
- *                and along another one to target / 250000 at e = E
+ *                and along another half to target / 250000 at e = E
  *   restarts     cycle i starts at T_i = W + T (1 + m + ... + m^(i-1)) and lasts L_i = T m^i epochs, with
  *                T = decay[0] and m = decay_rate: target (1 + cos(pi (e - T_i) / L_i)) / 2 */
 #include "descent/optim.h"
@@ -35,17 +35,18 @@ static double step_decay(const dsc_schedule *schedule, double epoch) {
     return rate;
 }
 
-/* Half a cosine: `from` at part 0, `to` at part 1. */
+/* Half a cosine, from `from` at part 0 to `to` at part 1. */
 static double half_cosine(double from, double to, double part) {
     return to + (from - to) * 0.5 * (1 + cos(pi * part));
 }
 
-/* Epoch `epoch` of a cosine that begins anew: cycle i lasts period factor^i epochs. */
+/* The rate at `epoch` of a cosine with restarts: cycle i lasts period factor^i epochs. */
 static double restart(const dsc_schedule *schedule, double epoch) {
     const double factor = schedule->decay_rate, period = schedule->decay[0];
     if (factor == 1)
         return half_cosine(schedule->target, 0, fmod(epoch, period) / period);
-    /* Cycle i starts at period (factor^i - 1) / (factor - 1). The logarithm finds i or, rounded, a neighbour. */
+    /* Cycle i starts at period (factor^i - 1) / (factor - 1). The logarithm gives i or, after rounding, i - 1 or i + 1,
+     * so the search begins one cycle earlier. */
     double i = floor(log1p(epoch / period * (factor - 1)) / log(factor)) - 1;
     double start, length;
     i = i > 0 ? i : 0;
@@ -69,7 +70,7 @@ static double one_cycle(const dsc_schedule *schedule, double epoch) {
 }
 
 double dsc_schedule_rate(const dsc_schedule *schedule, int64_t step) {
-    /* Divided, not multiplied: step 3 of 30 is epoch 0.1 exactly as a decay at 0.1 is written. */
+    /* Steps are divided, epochs are not multiplied: step 3 of 30 gives exactly the double of a decay epoch 0.1. */
     double epoch = (double)step / (double)schedule->steps_per_epoch;
     double start = schedule->warmup_epochs > 0 ? schedule->warmup_epochs : 0;
     if (schedule->kind == DSC_SCHEDULE_STEP)

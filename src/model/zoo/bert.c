@@ -1,10 +1,10 @@
 /* BERT (Devlin et al. 2019) with the head that predicts masked tokens, as Hugging Face's BertForMaskedLM names it:
- * the embeddings of tokens, positions and token types are added and normalised, then come blocks of two parts,
+ * the embeddings of tokens, positions and token types are added and normalised. Then come blocks of two parts,
  *   LayerNorm(x + dense(attention(query(x), key(x), value(x)))),   LayerNorm(x + dense(GELU(dense(x)))),
- * with 4 width features inside the second, and the head, LayerNorm(GELU(dense(x))) times the table of the tokens,
- * plus a bias. All tokens are of type 0, and every position sees all others but the padding at the end. The initial
- * weights are normal of standard deviation 0.02. Dropout is after the first layer norm, on the probabilities of
- * attention and before both sums. */
+ * where the second has 4 width hidden features, and the head, LayerNorm(GELU(dense(x))) times the table of the tokens,
+ * plus a bias. All tokens have type 0, and every position attends to all others except the padding at the end. The
+ * initial weights are normal with standard deviation 0.02. Dropout is applied after the first layer norm, to the
+ * probabilities of attention and before both sums. */
 #include "base/error.h"
 #include "model/exec.h"
 #include "model/zoo/zoo.h"
@@ -44,7 +44,7 @@ const dsc_option dsc_zoo_bert_keys[] = {
 };
 
 /* ---- a layer that adds the same vector to every position ----
- * y[n,t] = x[n,t] + v, where v is NAME.bias, or the first of the two rows of NAME.weight: the vector of token type 0. */
+ * y[n,t] = x[n,t] + v, where v is NAME.bias, or the first of the two rows of NAME.weight, that of token type 0. */
 
 typedef struct vector_attributes {
     int types; /* 1: NAME.weight[TYPES, channels]; 0: NAME.bias[channels] */
@@ -60,13 +60,13 @@ static dsc_status vector_declare(dsc_model *m, dsc_node *node) {
                              &node->weight);
 }
 
-/* t as rows of `channels` numbers; with rows 0 its first row, as a vector. */
+/* Returns t as a matrix [rows, channels], or, if rows is 0, its first row as a vector. */
 static dsc_tensor rows_of(const dsc_tensor *t, int64_t channels, int64_t rows) {
     const int64_t dim[2] = {rows, channels};
     return dsc_tensor_view(t->device, t->data, t->dtype, rows ? 2 : 1, rows ? dim : &channels);
 }
 
-/* Rows of logits may be longer than the bias, which then has a copy of their length. */
+/* Rows of logits may be longer than the bias; saved[0] then has room for a copy of the bias with their length. */
 static dsc_status vector_plan(dsc_exec *exec, dsc_exec_op *op) {
     const int64_t width = exec->values[op->out].dim[3];
     if (width > op->node->shape.c)
@@ -89,7 +89,7 @@ static dsc_status vector_forward(const dsc_exec *exec, dsc_queue *q, const dsc_e
     return dsc_op_bias_add(q, &v, &y);
 }
 
-/* dv = beta dv + the sum of the rows of dy, as far as dv goes. */
+/* Computes dv = beta dv + the sum of the rows of dy, of which only the part as long as dv is used. */
 static dsc_status sum_rows(dsc_queue *q, const dsc_exec_op *op, double beta, dsc_tensor *dv) {
     const int64_t width = op->dy->dim[3];
     dsc_tensor dy = rows_of(op->dy, width, dsc_tensor_count(op->dy) / width), all = op->saved[0];
@@ -106,7 +106,7 @@ static dsc_status vector_backward(const dsc_exec *exec, dsc_queue *q, const dsc_
     dsc_tensor *grad = dsc_exec_weight_grad(exec, op);
     dsc_tensor dv = rows_of(grad, c, 0);
     if (pass->param_grads) {
-        if (pass->beta == 0) /* the other type has no gradient */
+        if (pass->beta == 0) /* the row of the unused token type has gradient 0 */
             DSC_TRY(dsc_op_fill(q, 0, grad));
         DSC_TRY(sum_rows(q, op, pass->beta, &dv));
     }
@@ -128,7 +128,7 @@ static const dsc_layer_type vector = {.name = "vector",
 
 /* ---- the model ---- */
 
-/* Layers whose names begin with `prefix`. */
+/* The model, and the prefix of the names of the layers that are being added. */
 typedef struct place {
     dsc_model *m;
     const dsc_zoo_bert_design *d;
@@ -155,7 +155,7 @@ static dsc_status add_dropout(place *p, dsc_value *x) {
     return p->d->dropout > 0 ? dsc_model_dropout(p->m, *x, p->d->dropout, x) : DSC_OK;
 }
 
-/* x = LayerNorm(x + dense(y)). */
+/* Computes x = LayerNorm(x + dense(y)). */
 static dsc_status add_sum(place *p, const char *dense, const char *norm, dsc_value y, dsc_value *x) {
     DSC_TRY(add_linear(p, dense, y, p->d->width, &y));
     DSC_TRY(add_dropout(p, &y));
@@ -183,7 +183,7 @@ static dsc_status add_block(place *p, int64_t number, dsc_value *x) {
     return add_sum(p, "output.dense", "output.LayerNorm", y, x);
 }
 
-/* The bias has two names in files: that of the head and that of its linear layer. */
+/* Adds the head. Its bias has two names in files: that of the head and that of its linear layer. */
 static dsc_status add_head(place *p, dsc_value x, dsc_value embedding, int64_t classes, dsc_value *logits) {
     dsc_value product;
     dsc_linear_options decoder;

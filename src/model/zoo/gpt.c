@@ -1,13 +1,13 @@
-/* GPT-2 (Radford et al. 2019) and the models of nanoGPT: tokens and positions are embedded, then come blocks of
- * two parts, each of which is added to its input,
+/* GPT-2 (Radford et al. 2019) and the models of nanoGPT: tokens and positions are embedded. Then come blocks of two
+ * residual branches,
  *   x + c_proj(attention(c_attn(ln_1(x)))),   x + c_proj(GELU(c_fc(ln_2(x)))),
- * with a causal mask and 4 width features inside the second, then a layer norm and a linear layer whose weight is
- * the table of the tokens. The initial weights are normal of standard deviation 0.02, and 0.02 / sqrt(2 layers) in
- * both c_proj, so that the sum of all blocks' outputs does not grow with their number.
+ * with a causal mask in the first and 4 width hidden features in the second, then a layer norm and a linear layer whose
+ * weight is the table of the tokens. The initial weights are normal with standard deviation 0.02, and in both c_proj
+ * 0.02 / sqrt(2 layers), so that the sum of all blocks' outputs does not grow with their number.
  *
- * GPT-2 as Hugging Face's GPT2LMHeadModel names it has the GELU with tanh and weights [in, out] in files; nanoGPT
- * has the same names, the exact GELU and weights [out, in]. Dropout is after the embeddings, on the probabilities of
- * attention and after both c_proj. */
+ * GPT-2, with the names of Hugging Face's GPT2LMHeadModel, has the GELU with tanh and weights [in, out] in files;
+ * nanoGPT has the same names, the exact GELU and weights [out, in]. Dropout is applied after the embeddings, to the
+ * probabilities of attention and after both c_proj. */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 
@@ -51,7 +51,7 @@ const dsc_option dsc_zoo_gpt_keys[] = {
     {.name = NULL},
 };
 
-/* The layer "transformer.h.BLOCK.name". */
+/* The block that is being added; its layers are named "transformer.h.BLOCK.name". */
 typedef struct place {
     dsc_model *m;
     const dsc_zoo_gpt_design *d;
@@ -68,7 +68,7 @@ static dsc_status add_norm(place *p, const char *name, dsc_value x, dsc_value *y
     return dsc_model_layer_norm(p->m, name_of(p, name), x, EPSILON, p->d->bias, y);
 }
 
-/* `blocks`: parts of the features with a meaning of their own. */
+/* `blocks`: the number of parts that the features consist of, as in dsc_linear_options. */
 static dsc_status add_linear(place *p, const char *name, double std, int64_t features, int64_t blocks,
                              dsc_value *x) {
     dsc_linear_options options;

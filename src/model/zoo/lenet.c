@@ -1,5 +1,5 @@
-/* LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: two 5x5 convolutions of 6 and 16 channels, each
- * followed by a halving of the map, then layers of 120, 84 and `classes` features. */
+/* LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: two 5x5 convolutions with 6 and 16 channels, each
+ * followed by 2x2 max pooling, then linear layers with 120, 84 and `classes` features. */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 

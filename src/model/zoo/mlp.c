@@ -1,4 +1,4 @@
-/* A perceptron with two hidden layers: flatten, fc1 256, ReLU, fc2 128, ReLU, fc3. */
+/* A multilayer perceptron with two hidden layers: flatten, fc1 (256 features), ReLU, fc2 (128), ReLU, fc3. */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 

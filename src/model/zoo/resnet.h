@@ -4,7 +4,7 @@
 
 #include "descent/model.h"
 
-/* Room for the name of a layer. */
+/* The size of a buffer for the name of a layer. */
 enum { DSC_RESNET_NAME = 64 };
 
 /* A square convolution without bias, padded by half its kernel, and the batch norm after it. Their names are

@@ -1,6 +1,6 @@
-/* The ResNets for CIFAR (He et al. 2016, section 4.2): a 3x3 convolution of 16 channels, three stages of n
- * blocks with 16, 32 and 64 channels, the mean over the map, one linear layer; depth = 6n + 2. Shortcuts have
- * no parameters: where a stage halves the map, every second pixel, new channels zero. */
+/* The ResNets for CIFAR (He et al. 2016, section 4.2): a 3x3 convolution with 16 channels, three stages of n
+ * blocks with 16, 32 and 64 channels, global average pooling, one linear layer; depth = 6n + 2. Shortcuts have
+ * no parameters: where a stage halves the map, they take every second pixel and fill new channels with zeros. */
 #include "base/error.h"
 #include "model/zoo/resnet.h"
 #include "model/zoo/zoo.h"

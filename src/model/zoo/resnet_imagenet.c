@@ -1,6 +1,6 @@
-/* The ResNets for ImageNet (He et al. 2016) as torchvision has them: a 7x7 convolution and a max pool, each
- * of stride 2, four stages of basic blocks (two 3x3) or bottlenecks (1x1, 3x3 with the stride, 1x1 to four
- * times the channels), the mean over the map, one linear layer. Where a block changes the shape its shortcut
+/* The ResNets for ImageNet (He et al. 2016) as in torchvision: a 7x7 convolution and a max pool, each with
+ * stride 2, four stages of basic blocks (two 3x3) or bottlenecks (1x1, 3x3 with the stride, 1x1 to four
+ * times the channels), global average pooling, one linear layer. If a block changes the shape, its shortcut
  * is a 1x1 convolution with batch norm. */
 #include "base/error.h"
 #include "model/zoo/resnet.h"
@@ -21,7 +21,7 @@ static const design designs[] = {
 
 typedef struct block {
     const char *prefix;
-    int64_t width, out, stride; /* channels inside and at the end */
+    int64_t width, out, stride; /* width: channels inside; out: channels of the output */
     int downsample;
 } block;
 

@@ -6,13 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KEYS = 16, LIST = 512 }; /* the most keys of a model, and room for a list of them */
+enum { KEYS = 16, LIST = 512 }; /* the most keys of a model, and the size of a buffer for a list of them */
 
 size_t dsc_zoo_spec_name_length(const char *spec) {
     return strcspn(spec, ":");
 }
 
-/* "keys of unet and their defaults: width=64, dropout=0.5". Returns `out`. */
+/* Writes "keys of unet and their defaults: width=64, dropout=0.5" to `out` and returns it. */
 static const char *list_keys(const char *spec, const dsc_option *keys, const void *defaults, char *out) {
     int length = (int)dsc_zoo_spec_name_length(spec);
     char value[64];
@@ -27,7 +27,7 @@ static const char *list_keys(const char *spec, const dsc_option *keys, const voi
     return out;
 }
 
-/* Reads one "key=value", which is overwritten. `given` has a flag for every key. */
+/* Reads one "key=value", whose text is changed. `given` has a flag for every key. */
 static dsc_status read_pair(char *pair, const dsc_option *keys, int *given, void *design) {
     char *equals = strchr(pair, '=');
     if (!equals || equals == pair || !equals[1])

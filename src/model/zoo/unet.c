@@ -1,15 +1,16 @@
-/* The U-Net (Ronneberger et al. 2015): `depth` times a block of two 3x3 convolutions and a halving of the map, a
- * block at the bottom, then as many times a doubling by a transposed convolution, the channels of the block on the
- * same height beside it, and a block. Blocks have width, 2 width, 4 width, ... and at the bottom 2^depth width
- * channels. A 1x1 convolution gives the logits of every pixel. The published depth is 4.
+/* The U-Net (Ronneberger et al. 2015): `depth` times a block of two 3x3 convolutions and 2x2 max pooling, a block at
+ * the bottom, then `depth` times a transposed convolution that doubles the map, a concatenation with the output of the
+ * block at the same level on the way down, and a block. Blocks have width, 2 width, 4 width, ... and at the bottom
+ * 2^depth width channels. A 1x1 convolution gives the logits of every pixel. The published depth is 4.
  *
- * As published, convolutions are not padded, so that the blocks on the way down are cropped and the output is smaller
- * than the input. Both are made from b, the side of the bottom block's output:
+ * As published, convolutions are not padded, so the outputs of the blocks on the way down are cropped, and the output
+ * is smaller than the input. With b, the side of the bottom block's output, the sides are
  *   input 2^depth (b + 8) - 4,   output 2^depth (b - 4) + 4,
- * so that a margin of 6 2^depth - 4 pixels at each side is lost, 92 at depth 4. With batch_norm they are padded, have batch norm instead of biases, and the
- * output is as large as the input: the variant for brain MRI of Buda et al. 2019, whose names both have. Its weights
- * start with the variance of PyTorch's default, 1/3 over the fan-in, which is a sixth of He's. A batch norm cancels the
- * scale of the weights before it, so smaller weights only make Adam's steps, which do not grow with them, count for more:
+ * so that a margin of 6 2^depth - 4 pixels at each side is lost, 92 at depth 4. With batch_norm convolutions are padded
+ * and have batch norm instead of biases, and the output is as large as the input: this is the variant for brain MRI of
+ * Buda et al. 2019, from which both variants take their names of layers. The initial weights of this variant have the
+ * variance of PyTorch's default, 1/3 over the fan-in, which is a sixth of He's. A batch norm cancels the scale of the
+ * weights before it, so with smaller weights Adam's steps, whose size does not depend on that scale, have more effect:
  * that trains better (docs/results.md). */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
@@ -39,17 +40,18 @@ const dsc_option dsc_zoo_unet_keys[] = {
     {.name = NULL},
 };
 
-/* The distance between two possible sides of the input: every map that is halved has an even height and width. */
+/* The difference between two consecutive sides of the input that are possible: every map that is halved must have an
+ * even height and width. */
 static int64_t step_of(const dsc_zoo_unet_design *d) {
     return (int64_t)1 << d->depth;
 }
 
-/* The smallest possible side. Without padding it leaves something of the output: b is 4, or at depth 1 only 3. */
+/* The smallest possible side. Without padding it is the smallest whose output is not empty: b is 4, or 3 at depth 1. */
 static int64_t smallest_side(const dsc_zoo_unet_design *d) {
     return d->batch_norm ? step_of(d) : step_of(d) * ((d->depth == 1 ? 3 : 4) + 8) - 4;
 }
 
-/* The largest possible side that is not above `side`, or the smallest one. */
+/* The largest possible side that is at most `side`, or the smallest possible side if there is none. */
 static int64_t side_below(const dsc_zoo_unet_design *d, int64_t side) {
     const int64_t smallest = smallest_side(d);
     return side < smallest ? smallest : side - (side - smallest) % step_of(d);
@@ -73,7 +75,7 @@ static dsc_status check_side(const dsc_zoo_unet_design *d, const char *what, int
                     (long long)below, (long long)(below + step_of(d)));
 }
 
-/* The initial weights of a layer of the variant with batch norm; fan_in: the numbers that an output is summed from. */
+/* Sets the initial weights of a layer in the variant with batch norm; fan_in: the number of inputs of an output. */
 static dsc_status start_weights(dsc_model *m, const dsc_zoo_unet_design *d, const char *layer,
                                 int64_t fan_in) {
     char name[NAME + 8];
@@ -108,7 +110,7 @@ static dsc_status add_block(dsc_model *m, const dsc_zoo_unet_design *d, const ch
     return DSC_OK;
 }
 
-/* Doubles the map, puts the middle of `skip` beside it, and adds a block. */
+/* Doubles the map, concatenates it with the middle of `skip`, and adds a block. */
 static dsc_status add_decoder(dsc_model *m, const dsc_zoo_unet_design *d, int level, dsc_value skip,
                               dsc_value *x) {
     char name[NAME];
@@ -119,7 +121,7 @@ static dsc_status add_decoder(dsc_model *m, const dsc_zoo_unet_design *d, int le
     up.kernel_h = up.kernel_w = up.stride_h = up.stride_w = 2;
     snprintf(name, sizeof name, "upconv%d", level);
     DSC_TRY(dsc_model_conv_transpose2d(m, name, *x, &up, 1, x));
-    DSC_TRY(start_weights(m, d, name, 2 * up.out_c)); /* an output has one of the kernel's four positions */
+    DSC_TRY(start_weights(m, d, name, 2 * up.out_c)); /* one tap of four reaches an output */
     DSC_TRY(dsc_model_value_shape(m, *x, &doubled));
     if (!d->batch_norm)
         DSC_TRY(dsc_model_crop(m, skip, doubled.h, doubled.w, &skip));

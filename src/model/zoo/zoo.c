@@ -1,4 +1,4 @@
-/* The table of models, by name: the zoo's own and registered ones. */
+/* The table of models by name: built-in and registered ones. */
 #include "model/zoo/zoo.h"
 
 #include "base/error.h"
@@ -12,16 +12,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* An entry and the keys of its spec. With keys, the context is the design that they change. */
+/* An entry and the keys of its spec. If it has keys, its context is the design with their defaults. */
 typedef struct zoo_model {
     dsc_zoo_entry entry;
     const dsc_option *keys;
     size_t design_bytes;
-    /* Changes the entry to what the design makes of it; NULL: nothing but the layers depends on the design. */
+    /* Adapts the entry to the design; NULL: only the layers depend on the design. */
     void (*adapt)(const void *design, dsc_zoo_entry *entry);
 } zoo_model;
 
-/* A model that was looked up: its entry, with the context for `build`, as the spec's design makes it. */
+/* A model that was looked up: its entry, adapted to the design of the spec, which is the context for `build`. */
 typedef struct chosen_model {
     dsc_zoo_entry entry;
     union {
@@ -176,7 +176,7 @@ int64_t dsc_zoo_margin(const char *name) {
     return choose(name, &chosen) == DSC_OK ? chosen.entry.margin : 0;
 }
 
-/* Callers that know a model's default side alone ask for a square: of a sequence the width is then of no account. */
+/* Adds the input. Callers that know only a model's default side ask for a square; sequences then ignore the width. */
 static dsc_status add_input(dsc_model *m, const char *spec, int sequence, const int64_t shape[3],
                             dsc_value *x) {
     if (!sequence)
