@@ -597,10 +597,10 @@ typedef struct dsc_targets {
 } dsc_targets;
 
 /* Softmax cross-entropy of logits[n,c] against targets. Adds (sum of losses, top-1 correct, top-5 correct, rows
- * counted) to stats (F64[4]); a row is correct if it ranks `labels` first (or among the first 5). dlogits (may be
+ * counted) to stats (F64[4]); a row is correct if `labels` ranks first (or among the first 5). dlogits (may be
  * NULL) = grad_scale * dloss_row/dlogits, 0 for rows left out. Of equal logits the lower class ranks first; a NaN
- * ranks before all numbers. If the label is >= c, or the other label is >= c or negative, the row's loss is NaN.
- * loss_scale (F64 scalar, NULL: 1) is one more factor of dlogits. */
+ * ranks before all numbers, and every class before a label whose logit is NaN. If the label is >= c, or the other label
+ * is >= c or negative, the row's loss is NaN. loss_scale (F64 scalar, NULL: 1) is one more factor of dlogits. */
 dsc_status dsc_op_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_targets *targets,
                               double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
                               dsc_tensor *stats) DSC_MUST_CHECK;
@@ -614,8 +614,8 @@ dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
  * with a grad_scale of 1 / rows the objective is the mean. loss_scale: F64 scalar, NULL: 1.
  *
  * In the first two a row is one logit z (logits: any shape) with a label 0 or 1 (labels: I32, as many). A negative
- * label leaves its row out, with gradient 0; one above 1 counts as NaN. Label 1 is correct if z > 0, label 0 if z <=
- * 0.
+ * label leaves its row out, with gradient 0; one above 1 counts as NaN. A row is correct if z > 0 (label 1) or z <= 0
+ * (label 0).
  *
  * Binary cross-entropy, with the label t: loss = max(z, 0) - z t + log(1 + exp(-|z|)), gradient sigmoid(z) - t. */
 dsc_status dsc_op_bce_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
