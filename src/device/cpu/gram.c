@@ -42,7 +42,7 @@ static plan make_plan(const dsc_gram_call *call) {
         p.slab = DSC_GRAM_RUN;
     p.apart = call->n * call->n <= DSC_GRAM_PRIVATE;
     p.parts = p.rows * call->n * call->n < FEW_FLOPS ? 1 : call->threads;
-    if (!p.copied && call->cg % DSC_GRAM_SLACK != 0) /* floats after the last row are read, so they must exist */
+    if (!p.copied && call->cg % DSC_GRAM_SLACK != 0) /* what is read past the last row must exist */
         p.tail = p.rows < TAIL_ROWS ? p.rows : TAIL_ROWS;
     p.direct = p.copied ? 0 : p.rows - p.tail;
     p.sum = p.apart ? call->n * call->n : 0;

@@ -66,8 +66,7 @@ static dsc_status rows_forward(dsc_queue *q, const dsc_group_norm_desc *desc, co
     return DSC_OK;
 }
 
-/* The backward pass of rows [first, last). `own` receives their sums: 2 c doubles, followed by 2 c floats of scratch.
- */
+/* The backward pass of rows [first, last). own: their sums, 2 c doubles, followed by 2 c floats of scratch memory. */
 static void backward_rows(const dsc_cpu_kernels *k, int rms, const dsc_cpu_row_norm *all, const float *mean,
                           const float *invstd, int64_t first, int64_t last, double *own) {
     int64_t c = all->n;
