@@ -49,7 +49,7 @@ static dsc_status gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t c
 #pragma omp parallel for num_threads(q->device->threads) schedule(dynamic, 1) reduction(| : failed)
     for (int64_t p = 0; p < pieces; p++) {
         dsc_cpu_gemm g = find_piece(items, p);
-        failed |= dsc_cpu_multiply(cpu, &g) != DSC_OK; /* the message is lost with the thread */
+        failed |= dsc_cpu_multiply(cpu, &g) != DSC_OK; /* the message stays in that thread */
     }
     dsc_cpu_leave_threads(before);
     if (failed)
