@@ -42,8 +42,8 @@ struct dsc_onednn_conv {
     dnnl_stream_t stream;
     step steps[STEPS];
     int threads;
-    int64_t images, piece; /* images in the batch, and in a piece */
-    int apart;             /* 1: one thread computes a piece; 0: all of them together */
+    int64_t images, piece;            /* images in the batch, and in a piece */
+    int apart;                        /* 1: one thread computes a piece; 0: all of them together */
     size_t x_bytes, y_bytes, w_bytes; /* of one image's x and y, and of the weights in OHWI */
 };
 
