@@ -49,7 +49,7 @@ static inline uint16_t dsc_f16_from_float(float x) {
     uint32_t size = bits & 0x7FFFFFFFu;
     if (size > 0x7F800000u)
         return (uint16_t)(sign | 0x7E00u | ((size >> 13) & 0x1FFu));
-    if (size >= 0x477FF000u) /* 65520, half way between the largest fp16 and 2^16 */
+    if (size >= 0x477FF000u) /* 65520, halfway between the largest fp16 and 2^16 */
         return (uint16_t)(sign | 0x7C00u);
     if (size < 0x38800000u) { /* below 2^-14: adding 1/2 rounds to fp16's subnormal units, the last bits */
         uint32_t sum = dsc_float_bits(dsc_float_from_bits(size) + 0.5f);

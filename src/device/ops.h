@@ -604,7 +604,7 @@ typedef struct dsc_targets {
 dsc_status dsc_op_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_targets *targets,
                               double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
                               dsc_tensor *stats) DSC_MUST_CHECK;
-/* The same against labels alone. */
+/* The same with labels only. */
 dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
                                double smoothing, double grad_scale, const dsc_tensor *loss_scale,
                                dsc_tensor *dlogits, dsc_tensor *stats) DSC_MUST_CHECK;
@@ -680,7 +680,7 @@ typedef enum dsc_hyper {
 } dsc_hyper;
 
 /* The rules by which parameters are updated, with the number of their state tensors (m, v) and whether they
- * read norms. Every backend's loops come from this list and from the formulas dsc_update_NAME in
+ * read norms. Every backend's loops are generated from this list and the formulas dsc_update_NAME in
  * formulas.inc; lr, momentum, decay, eps and trust are hyper-parameters, c1 and c2 the corrections:
  *
  *   sgd              d = g + decay z; m = momentum m + d; x -= lr m
@@ -690,7 +690,7 @@ typedef enum dsc_hyper {
  *   lars             rate = trust |z| / (|g| + decay |z|), 1 when either norm is 0;
  *                    m = momentum m + lr rate (g + decay z); x -= m. norms: those of z and g
  *   lamb_direction   m, v: moments of g; x = m/c1 / (sqrt(v/c2) + eps) + decay z
- *   lamb_apply       rate = |z| / |g|, 1 when either or decay is 0; x -= lr rate g, where g is the
+ *   lamb_apply       rate = |z| / |g|, 1 when either norm or decay is 0; x -= lr rate g, where g is the
  *                    direction. norms: those of z and g */
 #define DSC_UPDATE_RULES(RULE)                                                                               \
     RULE(SGD, sgd, 1, 0)                                                                                     \
@@ -717,7 +717,7 @@ typedef struct dsc_update {
      * for rules without state. lamb_direction: not x. */
     const dsc_tensor *z;
     const dsc_tensor *g; /* the gradient; lamb_apply: the direction */
-    dsc_tensor *m, *v;   /* state; NULL where the rule has none */
+    dsc_tensor *m, *v;   /* state; NULL if the rule has none */
     dsc_tensor *x;       /* updated; lamb_direction only writes it, and it may be g */
 } dsc_update;
 

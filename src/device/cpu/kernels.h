@@ -19,7 +19,7 @@ typedef struct dsc_cpu_norm_apply {
     int relu;
 } dsc_cpu_norm_apply;
 
-/* g = dy where y > 0 (y NULL: everywhere).
+/* g = dy where y > 0 (everywhere if y is NULL), else 0.
  * Sums: sum_g[width] += g, sum_gx[width] += g (x - mean).
  * Gradient: dx = beta_x dx + scale (g - mean_g - (x - mean) slope); dresidual = beta_r dresidual + g. */
 typedef struct dsc_cpu_norm_grad {

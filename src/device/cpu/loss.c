@@ -122,7 +122,7 @@ static dsc_status target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_
     if (loss_scale)
         call.grad_scale *= *(const double *)loss_scale->data;
     int64_t n = logits->dim[0];
-    /* An exponential costs about as much as sixteen other elements. */
+    /* An exponential costs about as much as sixteen elements of a simple loop. */
     int parts = dsc_cpu_parts(q->device, 16 * n * call.c);
     double *sums, *to = stats->data;
     DSC_TRY(dsc_cpu_scratch(q, parts * APART * (int64_t)sizeof *sums, &sums));

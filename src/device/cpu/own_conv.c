@@ -56,7 +56,7 @@ static int can_turn(const dsc_conv2d_shape *s) {
            s->dilation_w * (s->kernel_w - 1) >= s->pad_w;
 }
 
-/* That convolution: from dy to dx. */
+/* Describes that convolution, from dy to dx. */
 static own_conv describe_turned(const dsc_conv *conv) {
     const dsc_conv2d_shape *from = &conv->desc.shape;
     dsc_conv2d_shape s = *from;
