@@ -59,7 +59,7 @@ typedef struct dsc_device_table {
     dsc_status (*conv_open)(dsc_conv *conv);
     void (*conv_close)(dsc_conv *conv);
 
-    /* The operations, with the arguments of their fronts. Only those of weigh_batch may have empty matrices. */
+    /* The operations, with the arguments of their fronts. Batches have no empty matrices, except weigh_batch. */
 #define DSC_TABLE_MEMBER(name) __typeof__(dsc_op_##name) *name;
     DSC_OPERATIONS(DSC_TABLE_MEMBER, DSC_TABLE_MEMBER)
 #undef DSC_TABLE_MEMBER
