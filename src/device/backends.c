@@ -1,5 +1,5 @@
-/* Which device backends this build has, and where the functions of cuda come from. Compiled twice: with
- * DSC_LOAD_MODULES for libdescent.so, without it for everything that has the backend linked in. */
+/* Lists the device backends of this build, and finds the functions of cuda. Compiled twice: with
+ * DSC_LOAD_MODULES for libdescent.so, and without it for everything that has the backend linked in. */
 #include "device/backends.h"
 
 #include "base/config.h"

@@ -7,7 +7,7 @@
 
 enum { SHAPE_TEXT = 160 };
 
-/* "[2,3]" */
+/* Writes a shape as text, such as "[2,3]". */
 static const char *shape_text(int ndim, const int64_t *dim, char text[SHAPE_TEXT]) {
     int used = snprintf(text, SHAPE_TEXT, "[");
     for (int i = 0; i < ndim; i++)
@@ -208,7 +208,7 @@ dsc_status dsc_check_f64(const dsc_check *check, const char *name, const dsc_ten
 dsc_status dsc_check_product(const dsc_check *check, const int trans[2], const dsc_tensor *a,
                              const dsc_tensor *b, const dsc_tensor *c) {
     DSC_TRY(dsc_check_real(check, "b", b));
-    if (!c || c->dtype != check->param) /* F32 beside halves, too */
+    if (!c || c->dtype != check->param) /* with half types c may also be F32 */
         DSC_TRY(dsc_check_real(check, "c", c));
     DSC_TRY(dsc_check_any(check, "c", c));
     DSC_TRY(dsc_check_dims(check, "a", a, 2));

@@ -1,4 +1,4 @@
-/* Devices, their memory, queues and events, above the backends. */
+/* Devices, their memory, queues and events: the part that does not depend on the backend. */
 #include "device/backends.h"
 
 #include "base/error.h"
@@ -21,8 +21,8 @@ static dsc_status open_cuda(dsc_device *device, const dsc_device_options *option
     return cuda->open(device, options);
 }
 
-/* Names with a colon are devices with parts of them switched off, for tests and comparisons; they are not
- * among the names. */
+/* Names with a colon are devices with some features switched off, for tests and comparisons; dsc_device_names does
+ * not list them. */
 static const device_kind kinds[] = {
     {"ref", dsc_ref_open},      {"cpu", dsc_cpu_open},      {"cpu:plain", dsc_cpu_open},
     {"cpu:avx2", dsc_cpu_open}, {"cpu:base", dsc_cpu_open}, {"cuda", open_cuda},
@@ -56,7 +56,7 @@ static dsc_status find_kind(const char *name, const device_kind **out) {
     return DSC_FAIL(DSC_E_INVALID, "device '%s' is unknown; %s", name, choices);
 }
 
-/* The caller's options over the defaults, checked. */
+/* Fills in the defaults, then the caller's options, and checks them. */
 static dsc_status read_options(const dsc_device_options *given, dsc_device_options *options) {
     dsc_device_options_init(options);
     DSC_TRY(dsc_versioned_read("device", given, sizeof *options, options));
@@ -83,7 +83,7 @@ static dsc_status open_kind(const device_kind *kind, const dsc_device_options *o
     return DSC_OK;
 }
 
-/* The GPU where there is one that can be used, else the CPU. */
+/* Opens a GPU if there is a usable one, else the CPU. */
 static dsc_status open_fastest(dsc_device_options *options, dsc_device **out) {
     const device_kind *kind;
     if (dsc_cuda_is_fastest()) {

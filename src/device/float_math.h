@@ -1,6 +1,6 @@
-/* exp, tanh and erfc of a float, for loops that are to be vectorised: without branches and calls, and with polynomials
- * by halves, so that fewer operations wait for each other. Errors are below 3 * 2^-23 of the result; that of erfc grows,
- * where it is below 1e-3, to that of the exponential of a rounded square. NaN stays NaN. */
+/* exp, tanh and erfc of a float, for loops that the compiler vectorises: without branches and calls, and with
+ * polynomials in two halves, so that fewer operations wait for each other. Relative errors are below 3 * 2^-23; where
+ * erfc is below 1e-3, its error grows to that of the exponential of a rounded square. NaN stays NaN. */
 #ifndef DSC_DEVICE_FLOAT_MATH_H
 #define DSC_DEVICE_FLOAT_MATH_H
 
@@ -8,8 +8,8 @@
 
 #define DSC_FLOAT_MATH static inline __attribute__((always_inline))
 
-/* e^x = scale (1 + result): x = n log 2 + r, scale = 2^n, and a polynomial for e^r - 1. x is cut to [-80, 80]:
- * what is computed from the result then stays a normal number, which costs less time than a denormal one. Adding
+/* e^x = scale (1 + result): x = n log 2 + r, scale = 2^n, and a polynomial for e^r - 1. x is clamped to [-80, 80]:
+ * what is computed from the result then stays a normal number, which is faster than a denormal one. Adding
  * 1.5 * 2^23 rounds to a whole number and leaves it in the low bits. */
 DSC_FLOAT_MATH float dsc_exp_split(float x, float *scale) {
     x = x < -80.0f ? -80.0f : x;
@@ -27,7 +27,7 @@ DSC_FLOAT_MATH float dsc_exp_f(float x) {
     return scale * rest + scale;
 }
 
-/* With m = e^(-2|x|) - 1, which keeps its digits where x is small, tanh |x| = -m / (2 + m). */
+/* tanh |x| = -m / (2 + m) with m = e^(-2|x|) - 1, which is accurate for small x, too. */
 DSC_FLOAT_MATH float dsc_tanh_f(float x) {
     float size = x < 0 ? -x : x, scale, rest = dsc_exp_split(-2.0f * size, &scale);
     float m = scale * rest + (scale - 1.0f), t = -m / (2.0f + m);

@@ -1,6 +1,6 @@
-/* Formulas of single elements and scalars: each is written once, and expanded by C loops and by CUDA kernels
- * (DSC_FORMULA, of base/rng.h). Those that exist for float and double are in formulas.inc: NAME computes in
- * double, as ref does, and NAME_f in float, for backends whose tensors are float32. In C++ (CUDA) both are
+/* Formulas for single elements and scalars. Each is written once and used in C loops and in CUDA kernels
+ * (DSC_FORMULA, from base/rng.h). Those that exist for both float and double are in formulas.inc: NAME computes in
+ * double, like ref, and NAME_f in float, for backends whose tensors are float32. In C++ (CUDA) both are
  * called NAME. */
 #ifndef DSC_DEVICE_FORMULAS_H
 #define DSC_DEVICE_FORMULAS_H
@@ -15,14 +15,14 @@
 
 /* ---- dropout ----
  *
- * Element e = first_sample * row length + i of layer l in step s is word e % 4 of the Philox block with
- *   counter (l, s mod 2^32, e/4 mod 2^32, e/4 div 2^32),   key that of dsc_rng_start(seed, DSC_RNG_DROPOUT).
- * In other words: word e % 4 of block l of the sequence (seed, DSC_RNG_DROPOUT, epoch s, index e/4). It is
- * kept when the word's upper 24 bits, as a fraction of 2^24, are at least the rate. */
+ * Element e = first_sample * row length + i of layer l in step s uses word e % 4 of the Philox block with
+ *   counter (l, s mod 2^32, e/4 mod 2^32, e/4 div 2^32)   and the key of dsc_rng_start(seed, DSC_RNG_DROPOUT).
+ * In other words: word e % 4 of block l of the sequence (seed, DSC_RNG_DROPOUT, epoch s, index e/4). The element is
+ * kept if the word's upper 24 bits, as a fraction of 2^24, are at least the rate. */
 typedef struct dsc_dropout_stream {
     uint32_t key[2];
     uint32_t layer, step;
-    uint32_t threshold; /* kept from here on, of 2^24 */
+    uint32_t threshold; /* elements are kept from this value on, of 2^24 */
 } dsc_dropout_stream;
 
 DSC_FORMULA dsc_dropout_stream dsc_dropout_start(const dsc_dropout_desc *desc, int64_t step) {
@@ -32,7 +32,7 @@ DSC_FORMULA dsc_dropout_stream dsc_dropout_start(const dsc_dropout_desc *desc, i
     return stream;
 }
 
-/* The four words of the counter, `apart` from each other. */
+/* Writes the four words of the counter, at a stride of `apart`. */
 DSC_FORMULA void dsc_dropout_counter(const dsc_dropout_stream *stream, int64_t block, uint32_t *counter,
                                      int apart) {
     counter[0] = stream->layer;
@@ -41,7 +41,7 @@ DSC_FORMULA void dsc_dropout_counter(const dsc_dropout_stream *stream, int64_t b
     counter[3 * apart] = (uint32_t)((uint64_t)block >> 32);
 }
 
-/* The words of elements 4 block .. 4 block + 3. */
+/* Computes the words of elements 4 block .. 4 block + 3. */
 DSC_FORMULA void dsc_dropout_words(const dsc_dropout_stream *stream, int64_t block, uint32_t words[4]) {
     uint32_t counter[4];
     dsc_dropout_counter(stream, block, counter, 1);
@@ -52,20 +52,21 @@ DSC_FORMULA int dsc_dropout_keeps(const dsc_dropout_stream *stream, uint32_t wor
     return (word >> 8) >= stream->threshold;
 }
 
-/* Attention drops elements of its probabilities P. That of a sample, a head, a query and a key is element
+/* Attention drops elements of its probabilities P. The probability of a sample, a head, a query and a key is element
  *   e = ((first_sample + sample) heads + head) t t4 + query t4 + key,   t4 = t rounded up to a multiple of 4,
- * of the stream, so that keys 4 k .. 4 k + 3 of a query have the words of one block. This is that of its keys 0 .. 3. */
+ * of the stream, so that keys 4 k .. 4 k + 3 of a query share one block of words. Returns the block of keys 0 .. 3;
+ * `head` is (first_sample + sample) heads + head. */
 DSC_FORMULA int64_t dsc_attention_block(int64_t head, int64_t t, int64_t query) {
     return (head * t + query) * ((t + 3) / 4);
 }
 
 /* ---- upsampling by 2 (dsc_op_upsample_forward) ---- */
 
-/* Shares of the two numbers that a bilinear output lies between: of the one below it, and of its neighbour. */
+/* The weights of the two inputs that a bilinear output lies between: of input i / 2, and of its neighbour. */
 #define DSC_UPSAMPLE_NEAR 0.75
 #define DSC_UPSAMPLE_FAR  0.25
 
-/* The neighbour of i / 2 that is closer to output i, among `size` numbers. */
+/* The neighbour of input i / 2 that is closer to output i, in a line of `size` inputs. */
 DSC_FORMULA int64_t dsc_upsample_neighbour(int64_t i, int64_t size) {
     int64_t other = i / 2 + (i % 2 ? 1 : -1);
     return other < 0 ? 0 : other < size ? other : size - 1;
@@ -73,21 +74,21 @@ DSC_FORMULA int64_t dsc_upsample_neighbour(int64_t i, int64_t size) {
 
 /* ---- embedding ---- */
 
-/* The row of the table that an id chooses; -1 for one that is not a whole number from 0 to vocabulary - 1. */
+/* The row of the table for an id; -1 if the id is not a whole number from 0 to vocabulary - 1. */
 DSC_FORMULA int64_t dsc_embedding_row(double id, int64_t vocabulary) {
     return id >= 0 && id < (double)vocabulary && id == floor(id) ? (int64_t)id : -1;
 }
 
-/* ---- clipping and trust ratios: one value a tensor, always in double ---- */
+/* ---- clipping and trust ratios: one value per tensor, always in double ---- */
 
-/* min(1, limit / sqrt(sumsq)), 1 for sumsq = 0. NaN stays NaN, so that a bad gradient is noticed. */
+/* min(1, limit / sqrt(sumsq)), or 1 if sumsq = 0. NaN stays NaN, so that a bad gradient is noticed. */
 DSC_FORMULA double dsc_clip_factor(double sumsq, double limit) {
     double norm = sqrt(sumsq);
     return norm <= limit || norm == 0 ? 1 : limit / norm;
 }
 
-/* p = (F + damping I)^-1 d of a symmetric 2x2 matrix f = (F00, F01, F11); of its diagonal when `full` is 0. The
- * determinant is never below damping^2: rounding may not make it smaller. */
+/* p = (F + damping I)^-1 d for a symmetric 2x2 matrix f = (F00, F01, F11), or only its diagonal if `full` is 0. The
+ * determinant is at least damping^2 in exact arithmetic; rounding must not make it smaller. */
 DSC_FORMULA void dsc_norm_solve(const double f[3], double damping, int full, const double d[2], double p[2]) {
     double a = f[0] + damping, b = full ? f[1] : 0, c = f[2] + damping;
     double least = damping * damping, determinant = a * c - b * b;
@@ -96,8 +97,8 @@ DSC_FORMULA void dsc_norm_solve(const double f[3], double damping, int full, con
     p[1] = full ? (a * d[1] - b * d[0]) / determinant : d[1] / c;
 }
 
-/* What the square of a new value counts in a running average of second moments: (1 - decay) scale; 0 where the
- * average stands still. */
+/* The weight of the square of a new value in a running average of second moments: (1 - decay) scale, or 0 if scale is
+ * not positive: the average then does not change. */
 DSC_FORMULA double dsc_moment_take(double decay, double scale) {
     return scale > 0 ? (1 - decay) * scale : 0;
 }
@@ -115,7 +116,7 @@ DSC_FORMULA double dsc_lamb_rate(double z_sumsq, double u_sumsq) {
 
 /* ---- loss scale ---- */
 
-/* The rule of dsc_op_loss_scale; `bad`: elements that are not finite. */
+/* The update of dsc_op_loss_scale; `bad`: the number of non-finite elements. */
 DSC_FORMULA void dsc_loss_scale_move(double scale[DSC_SCALE_COUNT], double bad) {
     double value = scale[DSC_SCALE_VALUE], interval = scale[DSC_SCALE_INTERVAL];
     double good = bad != 0 ? 0 : scale[DSC_SCALE_GOOD] + 1;
@@ -131,15 +132,15 @@ DSC_FORMULA void dsc_loss_scale_move(double scale[DSC_SCALE_COUNT], double bad) 
     scale[DSC_SCALE_GOOD] = good;
 }
 
-/* The new DSC_HYPER_SKIP: 2 stays, that of a guard. */
+/* The new DSC_HYPER_SKIP; a 2, set by dsc_op_guard, stays. */
 DSC_FORMULA double dsc_skip_move(double skip, double bad) {
     return skip == 2 ? 2 : bad != 0;
 }
 
 /* ---- second-order steps ---- */
 
-/* min(1, sqrt(limit / |lr^2 sum|)), 1 when limit or product is 0; NaN for a sum that is not finite, so that
- * it is noticed. By square roots, so that the product does not overflow. */
+/* min(1, sqrt(limit / |lr^2 sum|)), but 1 if the limit or the product is 0, and NaN if the sum is not finite, so that
+ * this is noticed. Computed from square roots, so that the product does not overflow. */
 DSC_FORMULA double dsc_kl_clip(double sum, double lr, double limit) {
     double size = fabs(lr) * sqrt(fabs(sum)), bound = sqrt(limit);
     if (!isfinite(sum))
@@ -152,7 +153,7 @@ DSC_FORMULA double dsc_kl_clip(double sum, double lr, double limit) {
  * Squares of small eigenvalues would underflow in float. */
 #define DSC_TURN_TAU 0.03
 
-/* Whether column a, with eigenvalue la, comes before column b. */
+/* Returns 1 if column a, with eigenvalue la, comes before column b. */
 DSC_FORMULA int dsc_turn_before(double la, int64_t a, double lb, int64_t b) {
     if (la > lb)
         return 1;
@@ -163,34 +164,34 @@ DSC_FORMULA int dsc_turn_before(double la, int64_t a, double lb, int64_t b) {
     return isnan(lb);
 }
 
-/* The angle between columns with eigenvalues li and lj, whose element of Q'AQ is b; lj's column turns. */
+/* The angle by which the column with eigenvalue lj turns towards the one with li; b is their element of Q'AQ. */
 DSC_FORMULA double dsc_turn_angle(double b, double li, double lj, double delta) {
     double gap = lj - li, ui = (li > 0 ? li : 0) + delta, uj = (lj > 0 ? lj : 0) + delta;
     double size = gap * gap + DSC_TURN_TAU * DSC_TURN_TAU * ui * uj + 4 * b * b;
     return size == 0 ? 0 : b * gap / size;
 }
 
-/* The factor of A Q in the turned basis, where it is cut to k < n columns. */
+/* The factor of A Q in the turned basis, when the basis has only k < n columns. */
 DSC_FORMULA double dsc_turn_pull(double l, double largest) {
     double least = largest * 0x1p-10;
     return largest > 0 ? 1 / (l > least ? l : least) : 0;
 }
 
-/* x[i,j] of column i and the one that becomes j, `same` if they are one; pull: 0 for a whole basis. */
+/* x[i,j], for column i and the column that becomes column j; same: 1 if these are one column; pull: 0 if k = n. */
 DSC_FORMULA double dsc_turn_share(double b, double li, double lj, double delta, double pull, int same) {
     double turn = same ? 0 : dsc_turn_angle(b, li, lj, delta);
     return pull == 0 ? turn : turn - b * pull;
 }
 
-/* The square of |y_j - v_j q_j| / (max(v_j, 0) + delta), from that of the norm. */
+/* The square of |y_j - v_j q_j| / (max(v_j, 0) + delta); rest = |y_j - v_j q_j|^2. */
 DSC_FORMULA double dsc_residual_square(double rest, double value, double delta) {
     double size = (value > 0 ? value : 0) + delta;
     return rest / size / size;
 }
 
-/* The damping of the first factor of a pair when `damping` is split by the ratio of their mean eigenvalues,
- * sqrt(damping mean / partner). A mean that is not positive, or not finite, says nothing: the damping is then
- * split evenly. */
+/* The damping of one factor of a pair when `damping` is split by the ratio of their mean eigenvalues,
+ * sqrt(damping mean / partner). Means that are not positive and finite are of no use: the damping is then split
+ * evenly. */
 DSC_FORMULA double dsc_split_damping(double damping, double mean, double partner) {
     double ratio = mean / partner;
     return sqrt(damping) * (mean > 0 && partner > 0 && ratio > 0 && isfinite(ratio) ? sqrt(ratio) : 1);
@@ -198,17 +199,17 @@ DSC_FORMULA double dsc_split_damping(double damping, double mean, double partner
 
 /* ---- labels drawn from a softmax ----
  *
- * Everything in double, whatever the type of the logits, and in one order: every device draws the same. */
+ * Everything is computed in double, whatever the type of the logits, and in the same order: every device draws the
+ * same labels. */
 
-/* Uniform in [0, 1), of 32 bits: the first word of the sequence (seed, DSC_RNG_FISHER, step mod 2^32,
- * sample).
- */
+/* A uniform number in [0, 1) of 32 bits: the first word of the sequence (seed, DSC_RNG_FISHER, step mod 2^32,
+ * sample). */
 DSC_FORMULA double dsc_label_uniform(uint64_t seed, int64_t step, int64_t sample) {
     dsc_rng rng = dsc_rng_start(seed, DSC_RNG_FISHER, (uint32_t)step, (uint64_t)sample);
     return (double)dsc_rng_u32(&rng) * 0x1p-32;
 }
 
-/* A row of logits: one of the two is set. */
+/* A row of logits: one of the two pointers is set. */
 typedef struct dsc_logits {
     const float *single;
     const double *wide;
@@ -227,14 +228,15 @@ DSC_FORMULA double dsc_logit(dsc_logits z, int64_t i) {
     return z.wide ? z.wide[i] : (double)z.single[i];
 }
 
-/* 1 with probability sigmoid(z), if u is uniform: when a class of logit 0 does not exceed u, the other one does. */
+/* Returns 1 with probability sigmoid(z), for a uniform u: 0 only if the probability of class 0, 1 / (1 + e^z),
+ * exceeds u. */
 DSC_FORMULA int32_t dsc_draw_binary(double z, double u) {
     return u * (1 + exp(z)) >= 1;
 }
 
-/* The first class at which the sum of the weights exp(z - max z) exceeds u times the whole. A class without
- * weight does not raise the sum, so it is never the first. When a logit is NaN or infinite no sum compares:
- * then it is the last class with a weight, or class 0. */
+/* Returns the first class at which the running sum of the weights exp(z - max z) exceeds u times their total. A
+ * class with weight 0 does not raise the sum, so it is never drawn. If a logit is NaN or +infinity, the total is
+ * NaN and every comparison is false: the result is then the last class with a weight above 0, or class 0. */
 DSC_FORMULA int32_t dsc_draw_label(dsc_logits z, int64_t classes, double u) {
     if (classes == 1)
         return dsc_draw_binary(dsc_logit(z, 0), u);
@@ -257,12 +259,12 @@ DSC_FORMULA int32_t dsc_draw_label(dsc_logits z, int64_t classes, double u) {
 
 /* ---- optimisers ---- */
 
-/* 1 when the step is to leave everything as it is. */
+/* Returns 1 if the step must not change anything. */
 DSC_FORMULA int dsc_step_skips(const double hyper[DSC_HYPER_COUNT]) {
     return hyper[DSC_HYPER_SKIP] != 0;
 }
 
-/* The learning rate of a rule, times its trust ratio where it has one; norms: NULL for other rules. */
+/* The learning rate, times the trust ratio if the rule has one; norms may be NULL for the other rules. */
 DSC_FORMULA double dsc_update_rate(dsc_update_rule rule, const double *hyper, const double *norms) {
     double lr = hyper[DSC_HYPER_LR];
     switch (rule) {
@@ -295,7 +297,7 @@ DSC_FORMULA double dsc_update_rate(dsc_update_rule rule, const double *hyper, co
 
 /* ---- losses of single numbers (dsc_op_bce_loss, dsc_op_dice_loss): always in double ---- */
 
-/* What a logit is compared with; NaN for a label above 1. */
+/* The target of a logit; NaN for a label above 1. */
 DSC_FORMULA double dsc_binary_target(int32_t label) {
     return label <= 1 ? (double)label : NAN;
 }
@@ -304,7 +306,7 @@ DSC_FORMULA int dsc_binary_correct(double z, double t) {
     return t == 1 ? z > 0 : t == 0 && z <= 0;
 }
 
-/* max(z, 0) - z t + log(1 + exp(-|z|)) with t 0 or 1; 0 where z is infinite and right. */
+/* max(z, 0) - z t + log(1 + exp(-|z|)) with t 0 or 1; 0 if z is infinite and of the right sign. */
 DSC_FORMULA double dsc_bce(double z, double t) {
     double wrong = t == 1 ? -z : z;
     return isnan(t) ? NAN : (wrong > 0 ? wrong : 0) + log1p(exp(-fabs(z)));
@@ -315,7 +317,7 @@ DSC_FORMULA double dsc_bce_slope(double z, double t) {
     return dsc_sigmoid_and_slope(z, &slope) - t;
 }
 
-/* Of the sums I = sum p t and U = sum p + sum t. */
+/* The Dice loss, from the sums both = sum p t and sum = sum p + sum t. */
 DSC_FORMULA double dsc_dice(double both, double sum) {
     return 1 - (2 * both + 1) / (sum + 1);
 }

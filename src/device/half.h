@@ -1,8 +1,8 @@
-/* bf16 and fp16 as 16-bit patterns, to and from float32 and float64, rounding to nearest, ties to even.
- * NaN stays NaN (quiet), infinities stay, what is too large becomes infinite, subnormal results are exact
- * roundings.
+/* Converts bf16 and fp16, stored as 16-bit patterns, to and from float32 and float64, rounding to nearest, ties to
+ * even. NaN stays NaN (quiet), infinities stay, numbers that are too large become infinite, and subnormal results are
+ * rounded correctly.
  *
- * float64 goes straight to 16 bits: through float32 it would be rounded twice. */
+ * float64 is rounded to 16 bits only once: a conversion through the nearest float32 would round twice. */
 #ifndef DSC_DEVICE_HALF_H
 #define DSC_DEVICE_HALF_H
 
@@ -29,12 +29,12 @@ static inline float dsc_bf16_to_float(uint16_t half) {
 static inline uint16_t dsc_bf16_from_float(float x) {
     uint32_t bits = dsc_float_bits(x);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
-        return (uint16_t)((bits >> 16) | 0x0040u); /* quiet, so that no payload is cut down to infinity */
+        return (uint16_t)((bits >> 16) | 0x0040u); /* quiet: a payload cut to 0 would make it infinity */
     return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* An fp16 is 1 sign, 5 exponent (bias 15) and 10 fraction bits. Placed into the bits of a float32 it is
- * smaller by 2^112, whether normal or subnormal; one product puts that right. */
+/* An fp16 has 1 sign, 5 exponent (bias 15) and 10 fraction bits. Placed into the bits of a float32 it is too
+ * small by a factor of 2^112, whether normal or subnormal; one multiplication corrects that. */
 static inline float dsc_f16_to_float(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     uint32_t rest = (uint32_t)(half & 0x7FFFu) << 13;
@@ -49,9 +49,9 @@ static inline uint16_t dsc_f16_from_float(float x) {
     uint32_t size = bits & 0x7FFFFFFFu;
     if (size > 0x7F800000u)
         return (uint16_t)(sign | 0x7E00u | ((size >> 13) & 0x1FFu));
-    if (size >= 0x477FF000u) /* 65520, half way between the largest fp16 and 2^16 */
+    if (size >= 0x477FF000u) /* 65520, halfway between the largest fp16 and 2^16 */
         return (uint16_t)(sign | 0x7C00u);
-    if (size < 0x38800000u) { /* below 2^-14: adding 1/2 leaves the fp16's subnormal units in the last bits */
+    if (size < 0x38800000u) { /* below 2^-14: adding 1/2 rounds to fp16's subnormal units, the last bits */
         uint32_t sum = dsc_float_bits(dsc_float_from_bits(size) + 0.5f);
         return (uint16_t)(sign | (uint16_t)(sum - 0x3F000000u));
     }
@@ -59,8 +59,8 @@ static inline uint16_t dsc_f16_from_float(float x) {
     return (uint16_t)(sign | (uint16_t)((rounded - 0x38000000u) >> 13));
 }
 
-/* float64 to float32, but with the last bit set when bits were lost ("round to odd"). Rounding that result to
- * 16 bits then gives what one rounding would have given. */
+/* Converts float64 to float32, but sets the last bit if bits were lost ("round to odd"). Rounding this result to
+ * 16 bits then gives the same as a single rounding. */
 static inline float dsc_float_round_to_odd(double x) {
     float nearest = (float)x;
     uint32_t bits = dsc_float_bits(nearest);

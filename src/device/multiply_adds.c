@@ -8,7 +8,7 @@
 enum { ROUNDS = 400000 };
 
 #ifdef __x86_64__
-/* Twelve chains hide the latency of two units. */
+/* Twelve independent chains hide the latency of two FMA units. */
 __attribute__((target("avx512f"))) static double with_avx512(float *sink) {
     __m512 chain[12];
     const __m512 a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);

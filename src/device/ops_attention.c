@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 
-/* Channels of a head for which the kernels of a GPU have room. */
+/* The largest number of channels per head that a GPU's kernels can handle. */
 enum { MOST_ON_GPU = 128 };
 
 dsc_status dsc_attention_width(const dsc_device *device, const dsc_attention_desc *desc, int64_t channels,
@@ -28,7 +28,7 @@ dsc_status dsc_attention_width(const dsc_device *device, const dsc_attention_des
 
 size_t dsc_op_attention_workspace(dsc_device *device, const dsc_attention_desc *desc, const dsc_tensor *x) {
     if (x->ndim != 4 || desc->heads < 1)
-        return 0; /* the call itself will say what is wrong */
+        return 0; /* the operation itself will report the error */
     return dsc_device_table_for(device, x->dtype)->attention_workspace(device, desc, x);
 }
 
@@ -49,7 +49,7 @@ static dsc_status check_context(const dsc_check *check, const dsc_attention_desc
     return DSC_OK;
 }
 
-/* x, y and lse (NULL: none) fit each other and the workspace. */
+/* Checks that x, y and lse (NULL: none) match each other and the workspace. */
 static dsc_status check_call(dsc_check *check, const char *op, dsc_queue *q, const dsc_attention_desc *desc,
                              const dsc_tensor *x, const dsc_tensor *work, const dsc_tensor *lse,
                              const dsc_tensor *y) {
@@ -93,7 +93,7 @@ dsc_status dsc_op_attention_backward(dsc_queue *q, const dsc_attention_desc *des
     dsc_check check;
     DSC_TRY(check_call(&check, "attention_backward", q, desc, x, grads->work, lse, y));
     DSC_TRY(check_context(&check, desc, context, x->dim[0]));
-    DSC_TRY(dsc_check_param(&check, "lse", lse)); /* is not NULL */
+    DSC_TRY(dsc_check_param(&check, "lse", lse)); /* refuses NULL */
     DSC_TRY(dsc_check_real_like(&check, "dy", dy, "y", y));
     DSC_TRY(dsc_check_real_like(&check, "dx", grads->dx, "x", x));
     DSC_TRY(dsc_check_beta(&check, "beta", grads->beta));

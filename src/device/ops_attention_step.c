@@ -1,4 +1,4 @@
-/* Front of attention with a cache of keys and values: check, early out, select, execute. */
+/* The front of attention with a cache of keys and values: check, early out, select, execute. */
 #include "device/checks.h"
 
 #include "base/error.h"

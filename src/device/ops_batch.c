@@ -1,6 +1,6 @@
-/* Fronts of the batches: every item is checked before the first is computed. A backend sees no empty
- * matrices: a batch that has some goes item by item, and so does one that the backend has no function for.
- * Solvers, which gain most from a batch, still get the runs of items between empty ones. */
+/* Fronts of the batches: every item is checked before the first one is computed. The functions of backends get no
+ * empty matrices, except weigh_batch: a batch with empty matrices is computed item by item, and so is one for which
+ * the backend has no function. Solvers, which gain most from a batch, still get the runs of items between them. */
 #include "device/checks.h"
 
 #include "base/error.h"
@@ -45,7 +45,7 @@ dsc_status dsc_op_gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t c
 
 /* ---- solvers ---- */
 
-/* Checks all items; their largest number of rows. */
+/* Checks all items; *largest is the largest number of rows. */
 static dsc_status check_solve(dsc_check *check, const dsc_solve_item *items, int64_t count, int with_v,
                               int64_t *largest) {
     *largest = 0;
@@ -65,7 +65,7 @@ static dsc_status check_solve(dsc_check *check, const dsc_solve_item *items, int
     return DSC_OK;
 }
 
-/* How many items come before the next empty one. An empty one in front has not failed. */
+/* The number of items before the next empty one. If the first item is empty, marks it as not failed. */
 static int64_t run_length(dsc_solve_item *items, int64_t count) {
     int64_t length = 0;
     while (length < count && items[length].a.dim[0] > 0)
@@ -83,7 +83,7 @@ size_t dsc_op_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t 
     return device->table->syev_batch_workspace(device, dtype, n, count);
 }
 
-/* A failure of the mathematics is the item's, any other is the call's. */
+/* A numerical failure is noted in the item; any other failure is that of the call. */
 static dsc_status note_outcome(dsc_status status, dsc_solve_item *item) {
     item->failed = status == DSC_E_NUMERIC;
     return item->failed ? DSC_OK : status;
@@ -196,7 +196,7 @@ dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     return DSC_OK;
 }
 
-/* A vector of `count` numbers, or the scalar that stands for others; one of the two is there. */
+/* Checks a vector of `count` numbers and the scalar `other`; either may be missing, but not both. */
 static dsc_status check_weigh_side(dsc_check *check, const char *name, const dsc_tensor *side, int64_t count,
                                    const char *other_name, const dsc_tensor *other) {
     if (side->data)
@@ -312,7 +312,7 @@ dsc_status dsc_op_dot_batch(dsc_queue *q, const dsc_dot_item *items, int64_t cou
 
 /* ---- weights and bias as one matrix ---- */
 
-/* w as the stretch of memory from its first to its last number. */
+/* w as a vector that spans its memory from the first to the last number. */
 static dsc_tensor join_span(const dsc_join_item *item, int64_t columns) {
     dsc_tensor w = item->w;
     if (item->channels <= 0 || item->d.dim[0] == 0 || columns == 0)
@@ -338,7 +338,7 @@ static dsc_status check_join_strides(const dsc_check *check, const dsc_join_item
     return DSC_OK;
 }
 
-/* w and b are the rows of d; b has no data where d has no column for it. */
+/* Checks that w and b together have the elements of d; b has no data if d has no column for it. */
 static dsc_status check_join_item(dsc_check *check, int64_t i, const dsc_join_item *item) {
     const dsc_tensor *d = &item->d, *w = &item->w, *b = &item->b;
     DSC_TRY(dsc_check_first(check, i, "d", d));

@@ -1,5 +1,5 @@
-/* The geometry of convolutions, planned convolutions, and the fronts of their passes. Forward, for output row i
- * and column j, output channel k, kernel row u and column v:
+/* The geometry of convolutions, planned convolutions, and the fronts of their passes. The forward pass, for output row
+ * i and column j, output channel k, kernel row u and column v:
  *   y[n, i, j, k] = sum over u, v, c of w[k, u, v, c] x[n, row, column, c]
  *   row = i stride_h + u dilation_h - pad_h,   column = j stride_w + v dilation_w - pad_w */
 #include "device/checks.h"
@@ -15,7 +15,7 @@ static dsc_status check_least(const char *name, int64_t value, int64_t least) {
     return DSC_OK;
 }
 
-/* padded: elements of the input and its padding. */
+/* Checks that the kernel, with a reach of `reach` elements, fits into `padded` elements of input and padding. */
 static dsc_status check_extent(const char *name, int64_t padded, int64_t reach) {
     if (reach > padded)
         return DSC_FAIL(DSC_E_INVALID,
@@ -51,7 +51,7 @@ dsc_status dsc_conv2d_shape_read(const dsc_conv2d_shape *given, dsc_conv2d_shape
     return dsc_versioned_define("conv2d_shape", given, sizeof *out, out);
 }
 
-/* Every member lies in its range, and the groups divide the channels. */
+/* Checks that every member is in its range, and that the groups divide the channels. */
 static dsc_status check_members(const dsc_conv2d_shape *s) {
     const struct {
         const char *name;
@@ -98,7 +98,7 @@ dsc_status dsc_conv2d_output(const dsc_conv2d_shape *shape, int64_t *out_h, int6
     return shape_output(&s, out_h, out_w);
 }
 
-/* Height or width of a transposed convolution's output. No term reaches 2^62. */
+/* Computes the height or width of a transposed convolution's output. No term reaches 2^62. */
 static dsc_status transposed_extent(const char *name, int64_t in, int64_t kernel, int64_t stride, int64_t pad,
                                     int64_t dilation, int64_t extra, int64_t *out) {
     int64_t size = (in - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1 + extra;
@@ -194,7 +194,7 @@ size_t dsc_conv_workspace(const dsc_conv *conv) {
     return conv->workspace;
 }
 
-/* The plan, which must be for every pass or for `use`, and the workspace. */
+/* Checks the plan, which must be for every pass or for `use`, and the workspace. */
 static dsc_status check_conv(dsc_check *check, const char *op, dsc_queue *q, const dsc_conv *conv,
                              dsc_conv_use use, const dsc_tensor *work) {
     static const char *const passes[] = {
@@ -296,7 +296,7 @@ dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_ten
     DSC_TRY(dsc_check_real(&check, "out", out));
     DSC_TRY(dsc_check_dims(&check, "out", out, 2));
     int64_t rows = out->dim[0], width = s->kernel_h * s->kernel_w * (s->in_c / s->groups);
-    if (out->dim[1] != width + 1) /* one more column of ones is as good */
+    if (out->dim[1] != width + 1) /* one more column, of ones, is also allowed */
         DSC_TRY(dsc_check_shape(&check, "out", out, DSC_SHAPE(rows, width)));
     if (group < 0 || group >= s->groups)
         return DSC_FAIL(DSC_E_INVALID, "patches: group is %lld; 0 to %lld is expected", (long long)group,

@@ -10,7 +10,7 @@ static int is_float(dsc_dtype dtype) {
     return dtype == DSC_F32 || dtype == DSC_F64 || dtype == DSC_BF16 || dtype == DSC_F16;
 }
 
-/* Whole numbers are filled with whole numbers in range: anything else would be undefined in C. */
+/* Integer tensors are filled with whole numbers in their range only: other conversions are undefined in C. */
 static dsc_status check_fill_value(double value, dsc_dtype dtype) {
     double low, high; /* value in [low, high) */
     switch (dtype) {
@@ -45,7 +45,7 @@ dsc_status dsc_op_fill(dsc_queue *q, double value, dsc_tensor *t) {
     return DSC_OK;
 }
 
-/* 1 when both are the same numbers in the same memory. */
+/* Returns 1 if both have the same type and the same memory. */
 static int is_same(const dsc_tensor *src, const dsc_tensor *dst) {
     return src->data == dst->data && src->dtype == dst->dtype;
 }

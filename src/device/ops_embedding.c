@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 
-/* ids are of a floating-point type. */
+/* Checks that ids has type F32 or F64. */
 static dsc_status check_ids(const dsc_check *check, const dsc_tensor *ids) {
     DSC_TRY(dsc_check_any(check, "ids", ids));
     if (ids->dtype != DSC_F32 && ids->dtype != DSC_F64)
@@ -31,7 +31,7 @@ dsc_status dsc_op_sequence_lengths(dsc_queue *q, const dsc_tensor *ids, dsc_tens
     return DSC_OK;
 }
 
-/* ids are token numbers; `rows`, [rows, features], fits them and the table. */
+/* Checks ids, and that `rows` has as many rows of the table's number of features. */
 static dsc_status check_call(const dsc_check *check, const dsc_tensor *ids, const dsc_tensor *table,
                              const char *name, const dsc_tensor *rows) {
     DSC_TRY(check_ids(check, ids));
@@ -63,7 +63,7 @@ dsc_status dsc_op_embedding_forward(dsc_queue *q, const dsc_tensor *ids, const d
 
 size_t dsc_op_embedding_workspace(const dsc_device *device, int64_t rows, int64_t vocabulary) {
     if (rows < 0 || vocabulary < 0)
-        return 0; /* the call itself will say what is wrong */
+        return 0; /* the operation itself will report the error */
     return device->table->embedding_workspace(device, rows, vocabulary);
 }
 

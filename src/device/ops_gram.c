@@ -1,10 +1,10 @@
-/* Front of the Gram matrix of patches, C = alpha P' P + beta C, and its composition for devices without an
- * entry of their own: slabs of patches, each a rank update. */
+/* The front of the Gram matrix of patches, C = alpha P' P + beta C, and its composition for devices that do not
+ * implement it: slabs of patches, and a symmetric rank-k update for each. */
 #include "device/checks.h"
 
 #include "base/error.h"
 
-/* Elements of a slab of patches, small enough for a cache. */
+/* The elements of a slab of patches: small enough for the cache. */
 enum { SLAB_ELEMENTS = 1 << 16 };
 
 static int64_t patch_width(const dsc_conv_desc *d) {
@@ -12,7 +12,7 @@ static int64_t patch_width(const dsc_conv_desc *d) {
     return s->kernel_h * s->kernel_w * (s->in_c / s->groups);
 }
 
-/* 1 when the rows of x are the patches. */
+/* Returns 1 if the rows of x are the patches. */
 static int is_direct(const dsc_conv_desc *d, int ones) {
     const dsc_conv2d_shape *s = &d->shape;
     return s->kernel_h == 1 && s->kernel_w == 1 && s->stride_h == 1 && s->stride_w == 1 && s->pad_h == 0 &&
@@ -29,7 +29,7 @@ static int64_t slab_rows(int64_t positions, int64_t width) {
 size_t dsc_op_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *desc, int ones) {
     int64_t oh = 0, ow = 0;
     if (dsc_conv_output(desc, &oh, &ow) != DSC_OK)
-        return 0; /* the call itself will say what is wrong */
+        return 0; /* the operation itself will report the error */
     const dsc_device_table *table = dsc_device_table_for(device, desc->dtype);
     if (table->patch_gram)
         return table->patch_gram_workspace(device, desc, ones);
@@ -39,7 +39,7 @@ size_t dsc_op_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *desc
     return (size_t)(slab_rows(desc->n * oh * ow, width) * width) * dsc_dtype_size(desc->dtype);
 }
 
-/* Slab by slab; the first one takes `beta`. */
+/* Computes C slab by slab: factor is alpha, and the beta of the first slab. */
 static dsc_status compose(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                           int64_t positions, const double factor[2], dsc_tensor *work, dsc_tensor *c) {
     const dsc_device_table *table = dsc_device_table_for(q->device, desc->dtype);
@@ -59,7 +59,7 @@ static dsc_status compose(dsc_queue *q, const dsc_conv_desc *desc, const dsc_ten
     return DSC_OK;
 }
 
-/* x, the group and the workspace of either call. */
+/* Checks x and the group of both operations, and counts the output positions. */
 static dsc_status check_patches(dsc_check *check, const char *op, dsc_queue *q, const dsc_conv_desc *desc,
                                 const dsc_tensor *x, int64_t group, int64_t *positions) {
     const dsc_conv2d_shape *shape = &desc->shape;
@@ -111,7 +111,7 @@ dsc_status dsc_op_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_
     return DSC_OK;
 }
 
-/* Rows of the triangle of `count` elements: the width, or one more; -1 when it is neither's. */
+/* The number of rows of a triangle with `count` elements: the width, or one more; -1 if it is neither. */
 static int64_t packed_rows(int64_t width, int64_t count) {
     for (int ones = 0; ones < 2; ones++)
         if (count == (width + ones) * (width + ones + 1) / 2)

@@ -12,7 +12,7 @@ dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, con
     if (m == 0 || n == 0)
         return DSC_OK;
     const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
-    if (k == 0 && beta == 0) /* a sum of nothing: only beta C is left */
+    if (k == 0 && beta == 0) /* an empty sum: only beta C is left */
         DSC_TRY(q->device->table->fill(q, 0.0, c));
     else if (k == 0)
         DSC_TRY(table->axpby(q, beta, c, 0.0, c));
@@ -97,7 +97,7 @@ dsc_status dsc_op_symmetrize(dsc_queue *q, dsc_tensor *a) {
     return DSC_OK;
 }
 
-/* After dsc_check_begin or dsc_check_first of a. */
+/* Checks a and p, after dsc_check_begin or dsc_check_first of a. */
 static dsc_status check_triangle(const dsc_check *check, const dsc_tensor *a, const dsc_tensor *p) {
     DSC_TRY(dsc_check_square(check, "a", a));
     int64_t n = a->dim[0];

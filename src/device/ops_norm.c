@@ -1,9 +1,9 @@
-/* Fronts of batch norm and of the norms of single samples: check, early out, select, execute. */
+/* Fronts of batch norm and group norm: check, early out, select, execute. */
 #include "device/checks.h"
 
 #include "base/error.h"
 
-/* x has channels; the parameters and the residual fit it. */
+/* Checks that x has channels and that eps is not negative. */
 static dsc_status check_input(dsc_check *check, const char *op, dsc_queue *q, const dsc_norm_desc *desc,
                               const dsc_tensor *x) {
     DSC_TRY(dsc_check_begin_half(check, op, q, "x", x));
@@ -20,7 +20,7 @@ static dsc_status check_channels(const dsc_check *check, const char *name, const
     return DSC_OK;
 }
 
-/* [2, c], or NULL. */
+/* Checks dsc_norm_params.applied: [2, c], or NULL. */
 static dsc_status check_applied(const dsc_check *check, const dsc_tensor *t, const dsc_tensor *x) {
     if (t)
         DSC_TRY(dsc_check_param_shape(check, "applied", t, DSC_SHAPE(2, x->dim[x->ndim - 1])));
@@ -121,7 +121,7 @@ dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
     return DSC_OK;
 }
 
-/* ---- norms of single samples ---- */
+/* ---- group norm ---- */
 
 static dsc_status check_groups(dsc_check *check, const char *op, dsc_queue *q,
                                const dsc_group_norm_desc *desc, const dsc_tensor *x) {
@@ -205,7 +205,7 @@ dsc_status dsc_op_group_norm_backward(dsc_queue *q, const dsc_group_norm_desc *d
 
 /* ---- Fisher matrices ---- */
 
-/* mean, which may be NULL, and invstd: one of each channel, or of each group of channels in a row or a sample. */
+/* Checks mean, which may be NULL, and invstd: one number per channel, or per group of channels in a row or a sample. */
 static dsc_status check_statistics(dsc_check *check, const dsc_tensor *x, const dsc_tensor *mean,
                                    const dsc_tensor *invstd) {
     int64_t n = x->dim[0], c = x->dim[x->ndim - 1], rows = c > 0 ? dsc_tensor_count(x) / c : 0;

@@ -1,4 +1,4 @@
-/* Front of the optimisers' updates: check, early out, select, execute. */
+/* The front of the optimisers' updates: check, early out, select, execute. */
 #include "device/checks.h"
 
 #include "base/error.h"
@@ -13,7 +13,7 @@ static const struct {
 #undef RULE
 };
 
-/* A state tensor: as many elements as x, and memory of its own. */
+/* Checks a state tensor: it has as many elements as x, and shares no memory with x or g. */
 static dsc_status check_state(const dsc_check *check, const char *name, const dsc_tensor *m,
                               const dsc_update *u) {
     DSC_TRY(dsc_check_real_count(check, name, m, "x", u->x));
@@ -22,7 +22,8 @@ static dsc_status check_state(const dsc_check *check, const char *name, const ds
     return DSC_OK;
 }
 
-/* x may be z, since an element is read before it is written; LAMB's direction, a mere output, may be g. */
+/* x may be z, since each element is read before it is written. For LAMB's direction, where x is only an output, it may
+ * be g instead. */
 static dsc_status check_inputs(const dsc_check *check, dsc_update_rule rule, const dsc_update *u) {
     DSC_TRY(dsc_check_real_count(check, "g", u->g, "x", u->x));
     if (rules[rule].states == 0)

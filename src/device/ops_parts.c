@@ -1,4 +1,4 @@
-/* Fronts of the operations that move parts of maps, and of upsampling. */
+/* Fronts of the operations that copy parts of feature maps, and of upsampling. */
 #include "device/checks.h"
 
 #include "base/error.h"

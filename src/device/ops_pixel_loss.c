@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 
-/* What these losses have in common: stats, the scale of the loss, and the gradient by x where it is asked for. */
+/* Checks the arguments that these losses share: stats, the loss scale, and the gradient of x (NULL: not wanted). */
 static dsc_status check_outputs(const dsc_check *check, const char *name, const dsc_tensor *x,
                                 const dsc_tensor *loss_scale, const char *gradient_name, const dsc_tensor *dx,
                                 const dsc_tensor *stats) {

@@ -1,11 +1,11 @@
-/* Fronts of the refresh of an eigenbasis: every item is checked before the first is computed. */
+/* Fronts of the refresh of an eigenbasis: every item is checked before the first one is computed. */
 #include "device/checks.h"
 
 #include "base/error.h"
 
 #include <math.h>
 
-/* A basis [n,k] with 1 <= k <= n, in a dimension that 32 bits count. */
+/* Checks a basis [n,k] with 1 <= k <= n and n <= INT32_MAX / 2. */
 static dsc_status check_basis(const dsc_check *check, const char *name, const dsc_tensor *t) {
     DSC_TRY(dsc_check_real(check, name, t));
     DSC_TRY(dsc_check_dims(check, name, t, 2));
@@ -22,13 +22,13 @@ static dsc_status check_delta(const dsc_check *check, double delta) {
     return DSC_OK;
 }
 
-/* A tensor of an item, with its name in messages. */
+/* A tensor of an item, and its name in messages. */
 typedef struct named {
     const char *name;
     const dsc_tensor *t;
 } named;
 
-/* No two of these share memory. */
+/* Checks that no two of these tensors share memory. */
 static dsc_status check_all_apart(const dsc_check *check, const named *list, int count) {
     for (int i = 0; i < count; i++)
         for (int j = 0; j < i; j++)

@@ -1,5 +1,5 @@
-/* The peak of a device, measured: multiply-adds in registers on a CPU, products of large matrices on a GPU, where they
- * come close to the peak and nothing else runs beside them. */
+/* Measures the peak rate of a device: by multiply-adds in registers on a CPU, and by products of large matrices on a
+ * GPU, where these come close to the peak and nothing else runs at the same time. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "descent/ops.h"
@@ -7,18 +7,19 @@
 #include "device/scope.h"
 
 enum {
-    REPEATS = 8, /* on a CPU, of which the best counts */
-    /* on a GPU: rows of the first and of the largest matrices, and products that are timed together */
+    REPEATS = 8, /* on a CPU; the best one counts */
+    /* on a GPU: the rows of the first and of the largest matrices, and the number of products timed together */
     FIRST = 128,
     LARGEST = 4096,
     GROUP = 4
 };
 
-/* Seconds of a product that is large enough, and for products of the last size. */
+/* In seconds: from which duration on a product is large enough, and for how long products of the last size are
+ * measured. */
 static const double long_product = 1e-4, last_time = 0.02;
 
-/* One thread, because threads that other processes hold up would say little about those that are not: the best of some
- * short pieces is that of a thread that has its core for itself. */
+/* Measures one thread, because on a busy machine the rate of all threads together says little: the best of some short
+ * runs is the rate of a thread that has its core to itself. */
 static double measure_thread(void) {
     double best = 0;
     float sink = 0;
@@ -27,10 +28,10 @@ static double measure_thread(void) {
         if (seconds > 0 && flops / seconds > best)
             best = flops / seconds;
     }
-    return sink == 0.123f ? 0 : best; /* never; keeps the sums alive */
+    return sink == 0.123f ? 0 : best; /* never true; keeps the sums alive */
 }
 
-/* Seconds of a product c = a b. */
+/* Measures the time of a product c = a b, in seconds. */
 static dsc_status time_product(dsc_queue *queue, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *c,
                                double *seconds) {
     DSC_TRY(dsc_queue_sync(queue));
@@ -42,8 +43,8 @@ static dsc_status time_product(dsc_queue *queue, const dsc_tensor *a, const dsc_
     return DSC_OK;
 }
 
-/* Products of t[0] and t[1], [n, n], whose rate raises *flops_per_s. The first ones, which may have to prepare things, do
- * not count. *large: this size is the last one. */
+/* Measures products of t[0] and t[1], both [n, n]: raises *flops_per_s to their best rate. The first ones, which may
+ * include some set-up, do not count. Sets *large to 1 if this size is the last one. */
 static dsc_status measure_products(dsc_queue *queue, dsc_tensor t[3], double *flops_per_s, int *large) {
     const double n = (double)t[0].dim[0], flops = 2 * n * n * n;
     double seconds = 0, end = 0;

@@ -1,4 +1,4 @@
-/* Recordings, above the backends. */
+/* Recordings: the part that does not depend on the backend. */
 #include "device/recording.h"
 
 #include "base/error.h"

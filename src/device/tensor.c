@@ -25,7 +25,7 @@ const char *dsc_dtype_name(dsc_dtype dtype) {
     return dtype_is_known(dtype) ? dtypes[dtype].name : "unknown type";
 }
 
-/* A view that makes no sense is returned without a device, so that every operation refuses it. */
+/* An invalid view is returned without a device, so that every operation refuses it. */
 static dsc_tensor no_view(void) {
     return (dsc_tensor){.ndim = 1};
 }

@@ -1,11 +1,11 @@
-/* Multi-head self-attention in blocks of QUERIES queries and DSC_SCORES_ROW keys: no more than two blocks
- * of scores a thread exist at a time. Products are our own kernels', which read queries, keys and values where
- * they are in x.
+/* Multi-head self-attention in blocks of QUERIES queries and DSC_SCORES_ROW keys: at most two blocks of scores per
+ * thread exist at a time. Matrix products are computed by our own kernels, which read queries, keys and values
+ * directly from x.
  *
  * Forward: threads share the blocks of queries of all heads. A block of Y is a sum over blocks of keys,
  *   m' = max(m, max S),   Y = exp(m - m') Y + exp(S - m') V,   l = exp(m - m') l + rowsum exp(S - m'),
- * divided by l at the end. Backward: threads share the heads, P comes from the rows' saved m + log l. Sums
- * have one order, whatever the number of threads. Blocks of keys that are all padding are left out. */
+ * divided by l at the end. Backward: threads share the heads; P is recomputed from the rows' saved m + log l. The order
+ * of sums does not depend on the number of threads. Blocks of keys that are only padding are skipped. */
 #include "device/cpu/gemm.h"
 
 #include <math.h>
@@ -13,7 +13,8 @@
 
 enum { QUERIES = 192 };
 
-/* One head of one sample: its first query, key and value, rows 3 d apart; y and dy have rows d apart. */
+/* One head of one sample: q, k and v point to its first query, key and value, whose rows are 3 d apart; the rows of y
+ * and dy are d apart. */
 typedef struct head {
     const dsc_cpu_kernels *kernels;
     int64_t t, d, dh;
@@ -21,15 +22,15 @@ typedef struct head {
     int causal;
     const dsc_dropout_stream *dropout; /* NULL: none */
     float kept;                        /* 1 / (1 - rate) */
-    int64_t number;                    /* of the head, counted through all samples of the step */
+    int64_t number;                    /* the number of the head, counted over all samples of the step */
     float scale;                       /* 1 / sqrt(dh) */
     const float *q, *k, *v, *dy;
     float *y, *lse;
     float *dq, *dk, *dv;
 } head;
 
-/* Numbers of a thread: two blocks of scores; forward two numbers a query of the block, backward one a
- * position. */
+/* The scratch floats of a thread: two blocks of scores, and in the forward pass two numbers per query of the block, in
+ * the backward pass one per position. */
 static int64_t floats_of_thread(int64_t t) {
     int64_t rows = t > 2 * QUERIES ? t : 2 * QUERIES;
     return 2 * QUERIES * DSC_SCORES_ROW + (rows + 15) / 16 * 16;
@@ -93,7 +94,7 @@ static head head_of(const call *a, int64_t index) {
                   .lse = a->lse ? (float *)a->lse->data + index * t : NULL};
 }
 
-/* S[rows, keys] = alpha A B' of rows of dh channels. */
+/* S[rows, keys] = alpha A B', where the rows of A and B have dh channels. */
 static void multiply_rows(const head *h, const dsc_cpu_scores *b, float alpha, const float *a, int64_t a_row,
                           const float *keys, float *s) {
     dsc_cpu_gemm g = {.m = b->rows,
@@ -111,7 +112,7 @@ static void multiply_rows(const head *h, const dsc_cpu_scores *b, float alpha, c
     dsc_own_gemm_one(h->kernels, &g);
 }
 
-/* C[rows, dh] = S B + beta C over keys; B's rows are those of queries, keys and values. */
+/* C[rows, dh] = S B + beta C, summed over keys; the rows of B are 3 d apart, as in x. */
 static void multiply_keys(const head *h, const dsc_cpu_scores *b, const float *s, const float *keys,
                           float beta, float *c, int64_t c_row) {
     dsc_cpu_gemm g = {.m = b->rows,
@@ -130,7 +131,7 @@ static void multiply_keys(const head *h, const dsc_cpu_scores *b, const float *s
     dsc_own_gemm_one(h->kernels, &g);
 }
 
-/* C[keys, dh] = S' B + beta C over rows, `b_row` apart. */
+/* C[keys, dh] = S' B + beta C, summed over rows of S and B; those of B are `b_row` apart. */
 static void multiply_queries(const head *h, const dsc_cpu_scores *b, const float *s, const float *rows,
                              int64_t b_row, float beta, float *c) {
     dsc_cpu_gemm g = {.m = b->keys,
@@ -149,7 +150,7 @@ static void multiply_queries(const head *h, const dsc_cpu_scores *b, const float
     dsc_own_gemm_one(h->kernels, &g);
 }
 
-/* The block of queries [r0, i1) and of keys from j0 on, of `end`. */
+/* The block of queries [r0, i1) and of keys from j0 on, before `end`. */
 static dsc_cpu_scores block_of(const head *h, int64_t r0, int64_t i1, int64_t j0, int64_t end, float *s) {
     int64_t keys = least(end - j0, DSC_SCORES_ROW);
     return (dsc_cpu_scores){.rows = i1 - r0,
@@ -164,7 +165,7 @@ static dsc_cpu_scores block_of(const head *h, int64_t r0, int64_t i1, int64_t j0
                             .block_row = dsc_attention_block(0, h->t, 1)};
 }
 
-/* `rows` rows of the head's channels, `row` floats apart, become 0. */
+/* Sets `rows` rows of the head's channels, `row` floats apart, to 0. */
 static void clear_rows(const head *h, int64_t rows, int64_t row, float *y) {
     for (int64_t i = 0; i < rows; i++)
         h->kernels->fill(h->dh, 0, y + i * row);
@@ -182,7 +183,7 @@ static void forward_block(const head *h, int64_t i0, float *s) {
     for (int64_t i = 0; i < i1 - i0; i++)
         largest[i] = -INFINITY;
     for (int64_t j0 = 0; j0 < end; j0 += DSC_SCORES_ROW) {
-        int64_t r0 = h->causal && j0 > i0 ? j0 : i0; /* queries before it see none of these keys */
+        int64_t r0 = h->causal && j0 > i0 ? j0 : i0; /* earlier queries attend to none of these keys */
         dsc_cpu_scores b = block_of(h, r0, i1, j0, end, s);
         float *y = h->y + r0 * h->d;
         multiply_rows(h, &b, h->scale, h->q + r0 * 3 * h->d, 3 * h->d, h->k + j0 * 3 * h->d, s);

@@ -1,5 +1,5 @@
-/* One position of attention with a cache on the cpu device. Threads share the heads of all sequences; a head is one
- * thread's, so that its sums have one order. */
+/* One position of attention with a cache on the cpu device. The heads of all sequences are shared among threads; one
+ * thread computes a whole head, so that the order of its sums is fixed. */
 #include "device/cpu/cpu.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Batches of the cpu device: whichever thread is free takes the next piece of work. What a piece is depends
- * on the items alone, and one thread computes it, so a result does not depend on the number of threads. */
+/* Batches on the cpu device: whichever thread is free takes the next piece of work. How work is divided into pieces
+ * depends on the items alone, and one thread computes a piece, so results do not depend on the number of threads. */
 #include "device/cpu/gemm.h"
 
 #include "base/error.h"
@@ -9,7 +9,7 @@
 
 /* ---- products ---- */
 
-/* A piece is a whole product, or of a large one as many columns as make about 2^26 multiplications; columns
+/* A piece is a whole product or, if that is large, as many of its columns as make about 2^26 multiplications; columns
  * are cut where tiles of the libraries and of our own kernels end. */
 enum { PIECE_BITS = 26, PIECE_COLUMNS = 96, MAX_PIECES = 4096 };
 
@@ -20,7 +20,7 @@ static int pieces_of(const dsc_gemm_item *item) {
     return pieces < 1 ? 1 : pieces > MAX_PIECES ? MAX_PIECES : (int)pieces;
 }
 
-/* Piece number `number` of the batch. Counting from the front costs nothing beside a product. */
+/* Finds piece number `number` of the batch. Counting from the front costs nothing compared to a product. */
 static dsc_cpu_gemm find_piece(const dsc_gemm_item *items, int64_t number) {
     int64_t before = 0;
     while (number - before >= pieces_of(items))
@@ -49,7 +49,7 @@ static dsc_status gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t c
 #pragma omp parallel for num_threads(q->device->threads) schedule(dynamic, 1) reduction(| : failed)
     for (int64_t p = 0; p < pieces; p++) {
         dsc_cpu_gemm g = find_piece(items, p);
-        failed |= dsc_cpu_multiply(cpu, &g) != DSC_OK; /* the message stays with the thread */
+        failed |= dsc_cpu_multiply(cpu, &g) != DSC_OK; /* the message stays in that thread */
     }
     dsc_cpu_leave_threads(before);
     if (failed)
@@ -83,7 +83,7 @@ static dsc_status divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     return DSC_OK;
 }
 
-/* The values of an absent vector are those of its scalar, read through an index of 0. */
+/* A missing vector is replaced by its scalar. */
 static void weigh(float damping, const dsc_weigh_item *item) {
     const float *rows = item->rows.data, *columns = item->columns.data;
     const float *other_row = item->other_row.data, *other_column = item->other_column.data;
@@ -150,7 +150,7 @@ static dsc_status moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, con
 
 /* ---- weights and bias as one matrix ---- */
 
-/* Row i of d from w and b. */
+/* Makes row i of d from w and b. */
 static void join_row(const dsc_join_item *item, int64_t i) {
     int64_t width = item->d.dim[1], n = width - (item->b.data ? 1 : 0);
     float *d = (float *)item->d.data + i * width;

@@ -1,5 +1,5 @@
-/* Which path a convolution takes: oneDNN where the build and the device have it and it knows better than its
- * reference code, our own otherwise. A fixed rule, so that results are reproducible. */
+/* Chooses the implementation of a convolution: oneDNN if the build and the device have it and it has more than its
+ * reference code for it, otherwise our own. This is a fixed rule, so that results are reproducible. */
 #include "device/cpu/conv.h"
 
 #include "base/error.h"
@@ -12,8 +12,8 @@ static dsc_onednn_conv *plan_of(const dsc_conv *conv, dsc_conv_pass pass) {
     return plan && dsc_onednn_conv_implementation(plan, pass) ? plan : NULL;
 }
 
-/* The threads of a plan wait for each other. Inside of a parallel region of the caller's OpenMP would start
- * none of them. */
+/* The threads of a plan wait for each other, but inside a parallel region of the caller OpenMP would not start
+ * them. */
 static dsc_status check_caller(const dsc_conv *conv, const dsc_onednn_conv *plan) {
     if (plan && omp_in_parallel() && conv->device->threads > 1)
         return DSC_FAIL(DSC_E_UNSUPPORTED,

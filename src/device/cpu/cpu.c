@@ -1,5 +1,5 @@
-/* The fast CPU device: vectorised kernels, OpenBLAS and LAPACK, oneDNN; float32, and float64 in the solvers
- * (the front sends the rest to ref). Everything it does not override is ref's. */
+/* The fast CPU device: vectorised kernels, OpenBLAS and LAPACK, oneDNN; for float32, and in the solvers for float64
+ * (the fronts call ref for the rest). Whatever it does not override comes from ref. */
 #include "device/cpu/cpu.h"
 
 #include "base/config.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The device's names: "cpu", and "cpu:VARIANT" with parts of it switched off, for comparisons. */
+/* The device's names: "cpu", and "cpu:VARIANT" with some features switched off, for comparisons. */
 typedef struct variant {
     const char *name;
     int onednn, blas;
@@ -47,27 +47,27 @@ static const dsc_cpu_kernels *best_kernels(void) {
 }
 #endif
 
-/* "cpu"; without oneDNN; and without it and OpenBLAS, on fewer instructions. */
+/* Everything; without oneDNN; and without oneDNN and OpenBLAS, on fewer instruction sets. */
 static const variant variants[] = {{"cpu", 1, 1, best_kernels},
                                    {"auto", 1, 1, best_kernels},
                                    {"cpu:plain", 0, 1, best_kernels},
                                    {"cpu:avx2", 0, 0, avx2_kernels},
                                    {"cpu:base", 0, 0, base_kernels}};
 
-/* 1 when OpenBLAS runs on vectors as wide as ours. */
+/* Returns 1 if OpenBLAS uses vectors as wide as those of our kernels. */
 static int blas_is_modern(void) {
     static const char *const modern[] = {"Haswell", "Zen", "SkylakeX", "Cooperlake", "SapphireRapids"};
     const char *core = openblas_get_corename();
     for (size_t i = 0; i < sizeof modern / sizeof modern[0]; i++)
         if (strcmp(core, modern[i]) == 0)
             return 1;
-    return best_kernels() == base_kernels(); /* nor are we */
+    return best_kernels() == base_kernels(); /* ours are not wide, either */
 }
 
-/* OpenBLAS chooses its kernels when it is loaded, by processors that it knows; on one that is newer than
- * itself it falls back to the oldest, with a tenth of the speed. It then is asked to choose again, by the
- * name of the processor whose instructions are there. A choice of the user's (OPENBLAS_CORETYPE) is left
- * alone. An OpenBLAS with threads of its own gets one, as dsc_cpu_use_threads does for one with OpenMP. */
+/* OpenBLAS chooses its kernels when it is loaded, from a list of processors that it knows; on a processor newer than
+ * itself it falls back to the oldest kernels, with a tenth of the speed. It is then made to choose again, by the name
+ * of a processor whose instructions are available. A choice of the user's (OPENBLAS_CORETYPE) is left alone. An
+ * OpenBLAS that manages its own threads is limited to one, as dsc_cpu_use_threads does for an OpenBLAS with OpenMP. */
 extern void gotoblas_dynamic_init(void) __attribute__((weak));
 extern void gotoblas_dynamic_quit(void) __attribute__((weak));
 
@@ -106,18 +106,18 @@ void dsc_cpu_leave_threads(dsc_cpu_threads before) {
     omp_set_dynamic(before.dynamic);
 }
 
-/* As many as there are CPUs for this process, or fewer when OpenMP is set to that. */
+/* The number of CPUs available to this process, or fewer if OpenMP is set to fewer. */
 static int default_threads(void) {
     int cpus = omp_get_num_procs(), set = omp_get_max_threads();
     return set < cpus ? set : cpus;
 }
 
-/* The size of the team that OpenMP really starts for `wanted` threads. It is smaller where OMP_THREAD_LIMIT or
- * another setting of the environment says so. The device must not promise more: oneDNN plans for a fixed
- * number of threads, which then wait for each other. */
+/* The size of the team that OpenMP really starts for `wanted` threads; OMP_THREAD_LIMIT or other settings of the
+ * environment may make it smaller. The device must not promise more: oneDNN plans for a fixed number of threads, which
+ * then wait for each other. */
 static int team_size(int wanted) {
     int started = 1;
-    if (omp_in_parallel()) /* says nothing about the regions outside of the caller's */
+    if (omp_in_parallel()) /* a nested team says nothing about regions outside the caller's */
         return wanted;
     dsc_cpu_threads before = dsc_cpu_use_threads(wanted);
 #pragma omp parallel num_threads(wanted)
@@ -149,7 +149,7 @@ static void queue_close(dsc_queue *q) {
     dsc_memory_free(&q->state);
 }
 
-/* Enough scratch for batch norm over 2048 channels; more is taken when it is first needed. */
+/* Allocates enough scratch memory for batch norm over 2048 channels; it grows when more is first needed. */
 static dsc_status queue_open(dsc_queue *q) {
     dsc_cpu_queue *own;
     void *scratch;

@@ -1,4 +1,4 @@
-/* The inside of the cpu device: its state, how work is shared among threads, and the entries of its table. */
+/* Internals of the cpu device: its state, how work is shared among threads, and how its table is filled. */
 #ifndef DSC_DEVICE_CPU_CPU_H
 #define DSC_DEVICE_CPU_CPU_H
 
@@ -8,12 +8,12 @@
 typedef struct dsc_cpu {
     dsc_device_table table;
     const dsc_cpu_kernels *kernels;
-    int onednn; /* 1: products, and convolutions where it has a good implementation, go to oneDNN; 0 in builds
-                   without it */
-    int blas;   /* 1: else, products go to OpenBLAS */
+    /* 1: oneDNN computes products, and convolutions for which it has a good implementation; 0 in builds without it */
+    int onednn;
+    int blas; /* 1: OpenBLAS computes products, unless oneDNN does */
 } dsc_cpu;
 
-/* Memory of a queue for sums per thread; grows to the largest call. */
+/* A queue's scratch memory, for sums per thread; it grows to what the largest call needs. */
 typedef struct dsc_cpu_queue {
     char *scratch;
     int64_t capacity;
@@ -27,25 +27,25 @@ static inline const dsc_cpu_kernels *dsc_cpu_kernels_of(const dsc_queue *q) {
     return dsc_cpu_of(q)->kernels;
 }
 
-/* `bytes` of the queue's scratch memory, valid until the next call, not cleared. */
+/* Returns `bytes` bytes of the queue's scratch memory, not cleared, valid until the next call. */
 dsc_status dsc_cpu_scratch(dsc_queue *q, int64_t bytes, void *out) DSC_MUST_CHECK;
 
-/* OpenMP's settings of the calling thread: the number of threads, and whether it may start fewer. */
+/* OpenMP's settings for the calling thread: the number of threads, and whether OpenMP may start fewer. */
 typedef struct dsc_cpu_threads {
     int count, dynamic;
 } dsc_cpu_threads;
 
-/* Makes OpenMP, and with it oneDNN, OpenBLAS and LAPACK, use exactly `count` threads on the calling thread.
- * Returns the settings from before, which dsc_cpu_leave_threads restores because they belong to the caller.
+/* Makes OpenMP, and with it oneDNN, OpenBLAS and LAPACK, use exactly `count` threads when the calling thread calls
+ * them. Returns the previous settings, which belong to the caller; dsc_cpu_leave_threads restores them.
  *
- * oneDNN gets the device's number of threads. OpenBLAS and LAPACK get one: OpenBLAS cuts its work before it
- * asks OpenMP for threads, and waits for ever when it gets fewer. Work for them is shared among threads by
- * this device. */
+ * oneDNN gets the device's number of threads. OpenBLAS and LAPACK get one: OpenBLAS divides its work before it
+ * asks OpenMP for threads, and waits forever if it gets fewer. Their work is shared among threads by this device
+ * instead. */
 dsc_cpu_threads dsc_cpu_use_threads(int count) DSC_MUST_CHECK;
 void dsc_cpu_leave_threads(dsc_cpu_threads before);
 
-/* Into how many parts work on `elements` elements is cut: one when starting threads would cost more than it
- * saves, else as many as threads. Depends on nothing else, so that results are reproducible. */
+/* The number of parts into which work on `elements` elements is divided: one if starting threads would cost more than
+ * it saves, else the number of threads. It depends on nothing else, so that results are reproducible. */
 static inline int dsc_cpu_parts(const dsc_device *device, int64_t elements) {
     return elements < 32768 ? 1 : device->threads;
 }
@@ -63,7 +63,7 @@ static inline dsc_cpu_range dsc_cpu_share(int64_t n, int64_t unit, int parts, in
     return (dsc_cpu_range){first, first < last ? last - first : 0};
 }
 
-/* Elements of a period (see kernels.h) for rows of c channels. */
+/* The number of elements of a period (see kernels.h) for rows of c channels. */
 static inline int64_t dsc_cpu_period(int64_t c) {
     return (255 + c) / c * c;
 }
@@ -74,7 +74,7 @@ static inline void dsc_cpu_repeat(int64_t c, int64_t width, const float *v, floa
         out[i] = v[i % c];
 }
 
-/* ---- entries, by file ---- */
+/* ---- set the table's entries that a file implements ---- */
 void dsc_cpu_table_elementwise(dsc_device_table *table);
 void dsc_cpu_table_linalg(dsc_device_table *table);
 void dsc_cpu_table_triangle(dsc_device_table *table);

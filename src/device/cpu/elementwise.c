@@ -1,13 +1,13 @@
-/* Element-wise operations and reductions of the cpu device: cut into parts, one kernel call each. */
+/* Element-wise operations and reductions on the cpu device: divided into parts, with one kernel call each. */
 #include "device/cpu/cpu.h"
 
 #include "base/error.h"
 
 #include <string.h>
 
-/* Elements between two cuts: whole cache lines, so that no two threads write to one. */
+/* Parts begin at multiples of this many elements: whole cache lines, so that no two threads write to the same one. */
 enum { UNIT = 64 };
-/* Doubles between the sums of two parts, for the same reason. */
+/* The distance of the sums of two parts, in doubles, for the same reason. */
 enum { APART = 8 };
 
 static dsc_status fill(dsc_queue *q, double value, dsc_tensor *t) {
@@ -39,7 +39,7 @@ static void convert_range(const dsc_cpu_kernels *k, dsc_cpu_range r, const dsc_t
         k->from_f16(r.count, (const uint16_t *)src->data + r.first, (float *)dst->data + r.first);
 }
 
-/* F32 to or from F32, BF16 and, with hardware for it, F16. */
+/* Returns 1 for F32 to or from F32, BF16 and, if the hardware converts it, F16; ref does the others. */
 static int convert_here(const dsc_cpu_kernels *k, dsc_dtype src, dsc_dtype dst) {
     if (src != DSC_F32 && dst != DSC_F32)
         return 0;
@@ -162,7 +162,7 @@ static dsc_status bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) {
     return DSC_OK;
 }
 
-/* Per part: `width` double sums and `width` floats in between. */
+/* The scratch memory of a part: `width` double sums, followed by `width` floats for partial sums. */
 static dsc_status bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db) {
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     int64_t n = dsc_tensor_count(dy), c = dsc_tensor_count(db), width = dsc_cpu_period(c);
@@ -188,12 +188,12 @@ static dsc_status bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc
     return DSC_OK;
 }
 
-/* ---- images in the other order ---- */
+/* ---- NCHW to NHWC ---- */
 
-/* Positions of an image that are written together: reads of one channel then use whole cache lines. */
+/* The number of positions of an image that are written together: reads of one channel then use whole cache lines. */
 enum { TURN_POSITIONS = 32 };
 
-/* Positions [first, last) of one image: to[p, c] = from[c, p], for elements of one size. */
+/* Transposes positions [first, last) of one image, to[p, c] = from[c, p], for one size of elements. */
 #define TURN(name, type)                                                                                     \
     static void name(const type *from, int64_t c, int64_t positions, int64_t first, int64_t last,            \
                      type *to) {                                                                             \

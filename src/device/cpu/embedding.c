@@ -1,4 +1,4 @@
-/* Rows of a table on the cpu device, and their gradients. */
+/* Embeddings on the cpu device: rows of a table, and their gradients. */
 #include "device/cpu/cpu.h"
 
 #include <string.h>
@@ -26,7 +26,7 @@ static dsc_status embedding_forward(dsc_queue *q, const dsc_tensor *ids, const d
     return DSC_OK;
 }
 
-/* Some features of all rows of dtable, in the order of the rows of dy. */
+/* Computes some features of all rows of dtable; the rows of dy are added in order. */
 static void add_features(const dsc_cpu_kernels *k, const dsc_tensor *ids, const dsc_tensor *dy, double beta,
                          dsc_cpu_range r, dsc_tensor *dtable) {
     int64_t rows = dsc_tensor_count(ids), vocabulary = dtable->dim[0], features = dtable->dim[1];
@@ -43,11 +43,11 @@ static void add_features(const dsc_cpu_kernels *k, const dsc_tensor *ids, const 
     }
 }
 
-/* Threads take features, so that no sum depends on their number. */
+/* Features are shared among threads, so that no sum depends on the number of threads. */
 static dsc_status embedding_backward(dsc_queue *q, const dsc_tensor *ids, const dsc_tensor *dy, double beta,
                                      dsc_tensor *work, dsc_tensor *dtable) {
     (void)work;
-    enum { LINE = 16 }; /* floats of a cache line */
+    enum { LINE = 16 }; /* floats in a cache line */
     int64_t features = dtable->dim[1];
     int parts = dsc_cpu_parts(q->device, dsc_tensor_count(dy) + dsc_tensor_count(dtable));
 #pragma omp parallel for num_threads(parts) schedule(static, 1)

@@ -1,9 +1,9 @@
-/* C = alpha P' P + beta C over the patches P of a convolution, for any description: slabs of patches (or, for
- * a 1x1 convolution without stride and padding, the rows of x as they are), and the symmetric product of
- * each.
+/* C = alpha P' P + beta C over the patches P of any convolution: slabs of patches (or, for a 1x1 convolution without
+ * stride and padding, the rows of x as they are), and the symmetric product of each slab.
  *
- * A small C: each thread sums its own share of the positions, then the sums are added in order, so results
- * depend on the number of threads. A large one: slab after slab, each thread has rows of C. */
+ * If C is small, each thread sums over its own share of the positions, and then the sums are added in order, so that
+ * results depend on the number of threads. If C is large, slabs are processed one after the other, and each thread
+ * computes some rows of C. */
 #include "device/cpu/gram.h"
 #include "device/cpu/conv.h"
 
@@ -14,17 +14,17 @@
 
 enum { SLAB_FLOATS = 1 << 16, SLAB_LEAST = 64, TAIL_ROWS = DSC_GRAM_SLACK };
 
-/* Flops below which starting threads would cost more than it saves. */
+/* The number of flops below which starting threads would cost more than it saves. */
 enum { FEW_FLOPS = 1 << 20 };
 
 typedef struct plan {
     const dsc_gram_call *call;
     int64_t rows;   /* output positions */
     int64_t slab;   /* rows at a time */
-    int64_t direct; /* rows from the first on that are read in x itself */
-    int64_t tail;   /* rows after those that are read in a copy of the end of x */
-    int copied;     /* 1: patches are formed; neither of the two */
-    int apart;      /* 1: a sum for each part */
+    int64_t direct; /* the first rows, which are read from x itself */
+    int64_t tail;   /* the rows after those, which are read from a copy of the end of x */
+    int copied;     /* 1: patches are extracted, and direct and tail are 0 */
+    int apart;      /* 1: each part has its own sum */
     int parts;
     int64_t sum, space; /* floats of a part's sum and slab */
 } plan;
@@ -60,7 +60,7 @@ static int64_t plan_bytes(const plan *p) {
     return (tail_floats(p) + spaces * (p->sum + p->space)) * (int64_t)sizeof(float);
 }
 
-/* The symmetric product of the rows of P in `r`; where it goes is left open. */
+/* Describes the symmetric product of the rows `r` of P; the caller sets where it goes (c, alpha). */
 static dsc_cpu_gram product_of(const plan *p, dsc_cpu_range r, const float *tail, const float *space) {
     const dsc_gram_call *call = p->call;
     int64_t pitch = p->copied ? call->n : call->d->shape.in_c;
@@ -81,7 +81,7 @@ static dsc_cpu_gram product_of(const plan *p, dsc_cpu_range r, const float *tail
                           .lower = 1};
 }
 
-/* The slab from row `at` on, before row `end`; it does not reach from x into the copied tail. */
+/* The slab from row `at` on, up to row `end` at most; it never spans both x and the copied tail. */
 static dsc_cpu_range slab_at(const plan *p, int64_t at, int64_t end) {
     int64_t last = at + p->slab < end ? at + p->slab : end;
     if (at < p->direct && last > p->direct)
@@ -94,7 +94,7 @@ static void form_patches(const plan *p, dsc_cpu_range r, float *space) {
     dsc_own_patch_rows(call->d, call->oh, call->ow, call->x, call->group, r, call->n, space);
 }
 
-/* sum[n,n] of one part's rows. */
+/* Computes sum[n,n] over one part's rows. */
 static void sum_part(const plan *p, dsc_cpu_range part, const float *tail, float *sum, float *space) {
     memset(sum, 0, (size_t)p->sum * sizeof *sum);
     dsc_cpu_range r = {part.first, 0};
@@ -125,7 +125,7 @@ static void gram_apart(const plan *p, const float *tail, float *sums, float *spa
     }
 }
 
-/* Straight into C. */
+/* Adds products directly to C. */
 static void gram_by_rows(const plan *p, const float *tail, float *space) {
     const dsc_gram_call *call = p->call;
     const dsc_cpu_kernels *k = call->k;
@@ -168,7 +168,7 @@ static void gram_rows(const dsc_gram_call *call, void *work) {
         gram_by_rows(&p, tail, spaces);
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
 static dsc_status describe(const dsc_device *device, const dsc_conv_desc *desc, int ones,
                            dsc_gram_call *call) {

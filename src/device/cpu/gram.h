@@ -4,25 +4,26 @@
 
 #include "device/cpu/cpu.h"
 
-/* One call: C[n,n] = alpha P' P + beta C, lower triangle. */
+/* One call: the lower triangle of C[n,n] = alpha P' P + beta C. */
 typedef struct dsc_gram_call {
     const dsc_conv_desc *d;
     const dsc_cpu_kernels *k;
     const float *x;
-    int64_t group, cg; /* cg = c/groups: channels of a patch's tap */
+    int64_t group, cg; /* cg = c/groups: the channels of a patch's tap */
     int64_t oh, ow;
-    int64_t n; /* kh kw cg, and one more with `ones` */
+    int64_t n; /* kh kw cg, one more with `ones` */
     int ones;
     int threads;
     float alpha, beta;
     float *c;
 } dsc_gram_call;
 
-/* Pixels that are summed in float before they join a longer sum: few enough to keep rounding small. */
+/* The number of pixels summed in float before they are added to a longer sum: few enough to keep rounding errors
+ * small. */
 enum { DSC_GRAM_RUN = 1024 };
 
-/* Results of the threads are kept apart and added in order up to this many floats of a result; of a larger
- * one, each thread computes its own rows. */
+/* Up to this many floats of a result, each thread has a result of its own, and these are added in order; of a larger
+ * result each thread computes some rows. */
 enum { DSC_GRAM_PRIVATE = 1 << 19 };
 
 /* ---- gram_shift.c: 3x3 with stride 1, padding 1 ---- */

@@ -1,30 +1,31 @@
-/* The Gram matrix of the patches of a 3x3 convolution with stride 1 and padding 1, without patches.
+/* The Gram matrix of the patches of a 3x3 convolution with stride 1 and padding 1, computed without extracting patches.
  *
  * The block of C for the taps T = (t,s) and T' = (t',s') of a patch is
  *   G[T,T'] = sum over v of x[v] x[v - d]',   d = T - T',   [cg,cg],
- * over the pixels v that T sees and for which v and v - d are inside the image. That depends on d alone, up
- * to the border: for d_y != 0 every pair of taps sees the same lines; for d_y = 0 the taps t = 0 miss the
- * last line and t = 2 the first. The same holds for columns. The lower triangle has d_y > 0, or d_y = 0 and
- * d_x not negative: 13 products of cg x cg a pixel instead of 45.
+ * over the pixels v that T sees and for which v and v - d are inside the image. Except at the border this depends on d
+ * alone: for d_y != 0 every pair of taps sees the same lines; for d_y = 0, taps with t = 0 do not see the last line and
+ * taps with t = 2 not the first. The same holds for columns. The lower triangle has d_y > 0, or d_y = 0 and d_x not
+ * negative: 13 products of cg x cg per pixel instead of 45.
  *
- * Sums are kept per d, and apart for first, inner and last lines where d_y = 0, and for first, inner and last
- * columns where d_x = 0 (classes 0, 1, 2); a block of G is the sum of those that its taps see. Nothing is
+ * There are sums for each d: separate ones for the first, inner and last lines if d_y = 0, and for the first, inner and
+ * last columns if d_x = 0 (classes 0, 1, 2). A block of G is the total of those sums that its taps see. Nothing is
  * subtracted, so nothing cancels.
  *
- * Sums are columns of a matrix [cg, SUMS cg]:
+ * The sums are blocks of columns of a matrix [cg, SUMS cg], at these places:
  *   d_y = 0, lines l:  d = (0,0) column class k: 3 l + k;   d_x = 2, 1: 9 + 2 l, 10 + 2 l
  *   d_y = 1, 2, from f = 15 or 22 on:  d_x = 0, class k: f + k;  d_x = 2, 1, -1, -2: f + 3 to f + 6
- * where neighbours in memory (v - 2, v - 1 and v + 1, v + 2) are next to each other: they are one product. */
+ * Pixels that are neighbours in memory (v - 2, v - 1 and v + 1, v + 2) have adjacent places, so that one product
+ * computes both. */
 #include "device/cpu/gram.h"
 
 #include <string.h>
 
 enum { TAPS = 9, SUMS = 29, FIRST_LOWER = 15, PER_LOWER = 7, CLASSES = 3, LEAST_CHANNELS = 3 };
 
-/* Floats of x whose products are formed at a time, for the cache. */
+/* The number of floats of x that are processed at a time, to fit into the cache. */
 enum { CHUNK_FLOATS = 1 << 16 };
 
-/* Multiplications of one product below which starting threads would cost more than it saves. */
+/* The number of multiplications of one product below which starting threads would cost more than it saves. */
 enum { FEW_PRODUCTS = 1 << 16 };
 
 typedef struct shift {
@@ -33,22 +34,22 @@ typedef struct shift {
     int64_t image;         /* floats of an image */
     int64_t sum;           /* floats of a part's sums */
     int64_t ones;          /* doubles of a part's sums of x: [class of line][class of column][c] */
-    int64_t copy;          /* floats of a copy of the last image; 0: none is needed */
+    int64_t copy;          /* floats of the copy of the last image; 0: no copy is needed */
     int apart, parts;
 } shift;
 
-/* Lines [y0, y0 + lines) of images; x: their first. */
+/* Lines [y0, y0 + lines) of images, the first of which is at x. */
 typedef struct chunk {
     const float *x;
     int64_t images, y0, lines;
 } chunk;
 
-/* The threads' shares: this one has strips `first`, `first + step`, ... of every product. */
+/* A thread's share: strips `first`, `first + step`, ... of every product. */
 typedef struct turn {
     int64_t first, step;
     float *sums;
-    float *row;   /* [c], for anything */
-    double *ones; /* NULL: another one sums the pixels, or none does */
+    float *row;   /* [c], scratch memory */
+    double *ones; /* NULL: another thread sums the pixels, or none does */
 } turn;
 
 int dsc_gram_can_shift(const dsc_gram_call *call) {
@@ -95,7 +96,7 @@ int64_t dsc_gram_shift_bytes(const dsc_gram_call *call) {
 
 /* ---- products ---- */
 
-/* sums[at ..] += sum of x[v] x[v - d]' for d_x from `dx` down to dx - count + 1, over columns [x0, x1) of
+/* sums[at ..] += the sum of x[v] x[v - d]' for d_x from `dx` down to dx - count + 1, over columns [x0, x1) of
  * `lines` lines from y0 on. */
 typedef struct product {
     int64_t y0, lines, x0, x1, dy, dx, count, at;
@@ -124,7 +125,7 @@ static void multiply(const shift *s, const chunk *c, const turn *t, const produc
                       .c_row = SUMS * call->cg,
                       .alpha = 1,
                       .lower = p->lower};
-    if (g.pixels == 1) { /* a column is a line of pixels far apart */
+    if (g.pixels == 1) { /* treats a column as a line whose pixels are far apart */
         g.pixels = g.lines;
         g.pixel_pitch = line;
         g.lines = 1;
@@ -133,7 +134,7 @@ static void multiply(const shift *s, const chunk *c, const turn *t, const produc
         call->k->gram_strip(&g, i);
 }
 
-/* d_x = 0: columns by class. */
+/* d_x = 0: one product per class of columns. */
 static void multiply_straight(const shift *s, const chunk *c, const turn *t, product p) {
     const int64_t w = s->call->d->shape.in_w, edge[CLASSES + 1] = {0, 1, w - 1, w};
     p.dx = 0;
@@ -145,8 +146,8 @@ static void multiply_straight(const shift *s, const chunk *c, const turn *t, pro
     }
 }
 
-/* d_x = 2 and 1 (side 1), or -1 and -2 (side -1): together where both are inside, then the nearer alone. With
- * groups the neighbours are not next to each other. */
+/* d_x = 2 and 1 (side 1), or -1 and -2 (side -1): both together where both neighbours are inside the image, then the
+ * nearer one alone. With groups, the neighbours' channels are not contiguous, and each takes a product of its own. */
 static void multiply_side(const shift *s, const chunk *c, const turn *t, product p, int64_t side) {
     const int64_t w = s->call->d->shape.in_w, at = p.at;
     p.x0 = side > 0 ? 2 : 0;
@@ -170,7 +171,7 @@ static void multiply_side(const shift *s, const chunk *c, const turn *t, product
     multiply(s, c, t, &p);
 }
 
-/* The lines of a class within the chunk. */
+/* Those of lines [first, last) that are in the chunk. */
 static product lines_of(const chunk *c, int64_t first, int64_t last) {
     int64_t end = c->y0 + c->lines;
     first = first > c->y0 ? first : c->y0;
@@ -203,7 +204,7 @@ static void multiply_chunk(const shift *s, const chunk *c, const turn *t) {
 
 /* ---- sums of x, for the column of ones ---- */
 
-/* ones[class of line][class of column][c] += the chunk's pixels; temporary: [c]. */
+/* ones[class of line][class of column][c] += the sum of the chunk's pixels; temporary: [c]. */
 static void sum_pixels(const shift *s, const chunk *c, float *temporary, double *ones) {
     const dsc_conv_desc *d = s->call->d;
     const dsc_conv2d_shape *shape = &d->shape;
@@ -222,12 +223,12 @@ static void sum_pixels(const shift *s, const chunk *c, float *temporary, double 
 
 /* ---- the triangle ---- */
 
-/* 1 when tap t (of a line or a column) sees this class. */
+/* Returns 1 if tap t (a kernel row or column) sees this class of lines or columns. */
 static int sees(int64_t t, int64_t class) {
     return !(t == 0 && class == 2) && !(t == 2 && class == 0);
 }
 
-/* The sums that taps a >= b see: their places in `at`; returns how many. */
+/* Writes to `at` the places of the sums that taps a >= b see; returns their number. */
 static int find_sums(int64_t a, int64_t b, int64_t at[TAPS]) {
     int64_t t = a / 3, u = a % 3, dy = t - b / 3, dx = u - b % 3, place = dx > 0 ? 2 - dx : 1 - dx;
     int count = 0;
@@ -244,7 +245,7 @@ static int find_sums(int64_t a, int64_t b, int64_t at[TAPS]) {
     return count;
 }
 
-/* Rows of tap a, channel i: C = alpha G + beta C; row: [cg]. */
+/* Writes the row of C for tap a, channel i: C = alpha G + beta C; row: [cg], scratch memory. */
 static void put_row(const shift *s, const float *sums, int64_t a, int64_t i, float *row) {
     const dsc_gram_call *call = s->call;
     const dsc_cpu_kernels *k = call->k;
@@ -260,7 +261,7 @@ static void put_row(const shift *s, const float *sums, int64_t a, int64_t i, flo
     }
 }
 
-/* The last row: sums of the patches' columns, and the number of patches. */
+/* Writes the last row: the sums of the patches' columns, and the number of patches. */
 static void put_ones(const shift *s, const double *ones) {
     const dsc_gram_call *call = s->call;
     const dsc_conv_desc *d = call->d;
@@ -279,8 +280,7 @@ static void put_ones(const shift *s, const double *ones) {
 
 /* ---- the call ---- */
 
-/* Images [r.first, r.first + r.count), chunk by chunk; the last image of x from its copy where there is one.
- */
+/* Processes images [r.first, r.first + r.count) chunk by chunk; the last image of x is read from its copy, if any. */
 static void run_images(const shift *s, dsc_cpu_range r, const float *copy, const turn *t) {
     const dsc_conv_desc *d = s->call->d;
     const dsc_conv2d_shape *shape = &d->shape;
@@ -299,7 +299,7 @@ static void run_images(const shift *s, dsc_cpu_range r, const float *copy, const
     }
 }
 
-/* One part of the products: its images, or its strips of all images. */
+/* Computes one part of the products: all strips of its images, or its strips of all images. */
 static void run_part(const shift *s, int part, const float *copy, turn t) {
     const dsc_conv_desc *d = s->call->d;
     dsc_cpu_range images = s->apart ? dsc_cpu_share(d->n, 1, s->parts, part) : (dsc_cpu_range){0, d->n};
@@ -310,7 +310,7 @@ static void run_part(const shift *s, int part, const float *copy, turn t) {
     run_images(s, images, copy, &t);
 }
 
-/* Part by part, the sums of all parts are added to the first, and rows of C written. */
+/* Adds the sums of all parts to those of the first, in order, and writes C. */
 static void finish(const shift *s, float *sums, float *rows, double *ones) {
     const dsc_gram_call *call = s->call;
     int64_t count = count_sums(s);

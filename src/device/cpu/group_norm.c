@@ -1,8 +1,8 @@
-/* Norms of single samples of the cpu device; formulas in ops.h.
+/* Group norm on the cpu device; the formulas are in ops.h.
  *
- * Work is cut by the shape alone, and sums of pieces are added in their order: results do not depend on the number of
- * threads. A norm over rows (one position, one group) has its row in the cache for every pass. Any other one sums per
- * channel first, as batch norm does, piece by piece of a sample. */
+ * How work is divided depends only on the shape, and the sums of pieces are added in order: results do not depend on
+ * the number of threads. A layer norm (one position, one group) has its row in the cache in every pass. The others
+ * first sum per channel, like batch norm, over pieces of a sample. */
 #include "device/cpu/cpu.h"
 
 #include "base/error.h"
@@ -20,9 +20,10 @@ static void put(dsc_tensor *t, int64_t i, double value) {
         ((float *)t->data)[i] = (float)value;
 }
 
-/* ---- rows ---- */
+/* ---- rows (layer norm) ---- */
 
-/* Rows are cut into this many blocks at most; rows whose sums of gradients run in float before they join double ones. */
+/* The largest number of blocks of rows, and the number of rows whose gradients are summed in float before they
+ * are added to double sums. */
 enum { ROW_BLOCKS = 32, ROWS_TOGETHER = 64 };
 
 static void forward_row(const dsc_cpu_kernels *k, const dsc_group_norm_desc *desc, dsc_cpu_row_norm *a,
@@ -65,7 +66,7 @@ static dsc_status rows_forward(dsc_queue *q, const dsc_group_norm_desc *desc, co
     return DSC_OK;
 }
 
-/* Rows [first, last) of the backward pass, and their sums: own[2 c] doubles, then 2 c floats. */
+/* The backward pass of rows [first, last). own: their sums, 2 c doubles, followed by 2 c floats of scratch memory. */
 static void backward_rows(const dsc_cpu_kernels *k, int rms, const dsc_cpu_row_norm *all, const float *mean,
                           const float *invstd, int64_t first, int64_t last, double *own) {
     int64_t c = all->n;
@@ -123,16 +124,16 @@ static dsc_status rows_backward(dsc_queue *q, const dsc_group_norm_desc *desc, c
 
 /* ---- groups of channels ---- */
 
-/* How one call is cut: each sample, of `size` numbers, into pieces of whole periods. */
+/* How one call is divided: each sample, of `size` numbers, into pieces of whole periods. */
 typedef struct group_cut {
     int64_t n, c, size, width, groups, tasks;
     int pieces, parts;
-    float *wide;  /* per sample: 4 operands of `width` */
+    float *wide;  /* per sample: 4 operands of `width` floats */
     double *own;  /* per task: 2 width doubles, then 4 width floats */
     double *sums; /* 2 c */
 } group_cut;
 
-/* Tasks there should be, for threads to share. */
+/* The desired number of tasks, to be shared among threads. */
 enum { TASKS = 32 };
 
 static dsc_status cut_groups(dsc_queue *q, const dsc_tensor *x, int64_t groups, group_cut *cut) {
@@ -163,7 +164,7 @@ static float *own_floats(const group_cut *cut, int64_t task) {
     return (void *)(own_sums(cut, task) + 2 * cut->width);
 }
 
-/* Operand `which` of a sample, set in every period. */
+/* Sets channel ch of operand `which` of a sample, repeated over the period. */
 static void set_wide(const group_cut *cut, int64_t sample, int which, int64_t ch, double value) {
     float *to = cut->wide + (4 * sample + which) * cut->width;
     for (int64_t i = ch; i < cut->width; i += cut->c)
@@ -186,7 +187,8 @@ static moments merge(moments a, moments b) {
                      a.m2 + b.m2 + delta * delta * a.count * b.count / count};
 }
 
-/* Moments of a channel in one sample: the pieces' lanes in order, then the rows after each piece's last period. */
+/* The moments of a channel in one sample: for each piece, its lanes in order, then the rows after its last whole
+ * period. */
 static moments channel_moments(const group_cut *cut, const float *x, int64_t sample, int64_t ch) {
     moments all = {0, 0, 0};
     for (int64_t task = sample * cut->pieces; task < (sample + 1) * cut->pieces; task++) {
@@ -260,7 +262,7 @@ static dsc_status groups_forward(dsc_queue *q, const dsc_group_norm_desc *desc, 
     return DSC_OK;
 }
 
-/* Sum `which` of a channel in one sample, 0 of g and 1 of g (x - mean). */
+/* A channel's sum over one sample: of g if `which` is 0, of g (x - mean) if it is 1. */
 static double channel_sum(const group_cut *cut, int64_t sample, int which, int64_t ch) {
     double sum = 0;
     for (int64_t task = sample * cut->pieces; task < (sample + 1) * cut->pieces; task++)
@@ -269,7 +271,7 @@ static double channel_sum(const group_cut *cut, int64_t sample, int which, int64
     return sum;
 }
 
-/* The coefficients of dx, and the sample's part of dgamma and dshift. */
+/* Computes the coefficients of dx, and adds the sample's part of dgamma and dshift. */
 static void backward_sample(const dsc_group_norm_desc *desc, const group_cut *cut, int64_t sample,
                             const float *gamma, const float *invstd) {
     int64_t per = cut->c / cut->groups;

@@ -33,7 +33,7 @@ dsc_status dsc_cpu_product_check(const dsc_cpu *cpu, const char *op, const dsc_c
     return DSC_OK;
 }
 
-/* A leading dimension counts only where there is a second row; BLAS wants it plausible everywhere. */
+/* A leading dimension only matters if there is a second row, but BLAS always wants a plausible one. */
 static int leading(int64_t stride, int64_t least) {
     return (int)(stride > least ? stride : least);
 }
@@ -59,14 +59,13 @@ dsc_status dsc_cpu_multiply(const dsc_cpu *cpu, const dsc_cpu_gemm *g) {
     return DSC_OK;
 }
 
-/* The rows and columns of C are cut into rows x columns parts. */
+/* C is divided into a grid of rows x columns parts. */
 typedef struct grid {
     int rows, columns;
 } grid;
 
-/* The grid of at most `parts` parts that keeps a thread busy for the shortest time. Beside its multiplications
- * a thread copies its share of A and B into OpenBLAS's layout; copying an element costs about as much as 16
- * multiplications. */
+/* The grid of at most `parts` parts in which a part takes the least time. Besides its multiplications, a thread copies
+ * its share of A and B into OpenBLAS's layout; copying an element costs about as much as 16 multiplications. */
 static grid best_grid(const dsc_cpu_gemm *g, int parts) {
     enum { COPY_COST = 16 };
     grid best = {1, 1};
@@ -83,7 +82,7 @@ static grid best_grid(const dsc_cpu_gemm *g, int parts) {
     return best;
 }
 
-/* A product by OpenBLAS on the device's threads: each computes a part of C on its own. */
+/* A product by OpenBLAS on the device's threads: each thread calls it for a part of C. */
 static void shared_blas_gemm(const dsc_device *device, const dsc_cpu_gemm *g) {
     enum { ROW_UNIT = 8, COLUMN_UNIT = 32 }; /* whole tiles of OpenBLAS's kernels */
     grid cut = best_grid(g, dsc_cpu_parts(device, g->m * g->n * g->k / 8));
@@ -127,7 +126,7 @@ static dsc_status gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, con
     return DSC_OK;
 }
 
-/* Our own kernels, which skip the upper triangle. */
+/* Uses our own kernels, which skip the upper triangle. */
 static dsc_status syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta, dsc_tensor *c) {
     int64_t m = a->dim[0], n = a->dim[1];
     float *to = c->data;
@@ -149,7 +148,7 @@ static dsc_status syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double b
         dsc_own_gemm(q->device, &call);
         return DSC_OK;
     }
-    for (int64_t i = 0; i < n; i++) /* a sum of nothing: only beta C is left */
+    for (int64_t i = 0; i < n; i++) /* an empty sum: only beta C is left */
         dsc_cpu_kernels_of(q)->axpby(i + 1, (float)beta, to + i * n, 0, to + i * n);
     return DSC_OK;
 }

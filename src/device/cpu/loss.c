@@ -1,4 +1,4 @@
-/* Softmax cross-entropy of the cpu device, row by row in double, with the target t and the weight w of a row:
+/* Softmax cross-entropy on the cpu device, row by row in double, with the target t and the weight w of a row:
  *   p = softmax(z),  loss = w (log(sum exp(z)) - sum t z),  dloss/dz = w (p - t);
  * and labels drawn from p. */
 #include "device/cpu/cpu.h"
@@ -16,13 +16,13 @@ typedef struct loss_call {
     const float *shares, *weights;
 } loss_call;
 
-/* What a row is compared with. */
+/* The target of a row. */
 typedef struct target {
     int64_t label, other; /* other -1: none */
     double share, weight;
 } target;
 
-/* Returns 0 for a row whose labels are not classes. */
+/* Returns 0 if a label of the row is not a class. */
 static int find_target(const loss_call *call, int64_t row, target *out) {
     *out = (target){.label = call->labels[row], .other = -1, .weight = 1};
     if (call->others && call->shares[row] > 0) {
@@ -39,8 +39,8 @@ static int find_target(const loss_call *call, int64_t row, target *out) {
     return 1;
 }
 
-/* Classes ranked before `label`: larger, of equal ones the lower, and whatever is NaN or compared with one.
- */
+/* The number of classes ranked before `label`: those with larger logits, lower classes with equal ones, and those with
+ * NaN; all classes if the label's own logit is NaN. */
 static int64_t rank_of(int64_t c, const float *z, int64_t label) {
     int64_t before = 0;
     for (int64_t i = 0; i < c; i++)
@@ -122,7 +122,7 @@ static dsc_status target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_
     if (loss_scale)
         call.grad_scale *= *(const double *)loss_scale->data;
     int64_t n = logits->dim[0];
-    /* An exponential costs about as much as sixteen other elements. */
+    /* An exponential costs about as much as sixteen elements of a simple loop. */
     int parts = dsc_cpu_parts(q->device, 16 * n * call.c);
     double *sums, *to = stats->data;
     DSC_TRY(dsc_cpu_scratch(q, parts * APART * (int64_t)sizeof *sums, &sums));

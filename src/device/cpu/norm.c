@@ -1,7 +1,7 @@
-/* Batch norm of the cpu device; formulas in ops.h.
+/* Batch norm on the cpu device; the formulas are in ops.h.
  *
- * Two passes over memory, forward and backward alike: reduce, then write. The second runs backwards through
- * each thread's share, because the end of it is what the first has left in the cache. */
+ * Forward and backward each make two passes over memory: reduce, then write. The second one runs backwards through
+ * each thread's share, because the end of the share is what the first one has left in the cache. */
 #include "device/cpu/cpu.h"
 
 #include "base/error.h"
@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-/* How one call is cut: rows of c channels as periods of `width`, shared by `parts` threads. */
+/* How one call is divided: rows of c channels as periods of `width`, shared among `parts` threads. */
 typedef struct norm_cut {
     int64_t n, c, rows, width;
     int parts;
@@ -37,7 +37,7 @@ static float *own_floats(const norm_cut *cut, int part) {
     return (void *)(own_sums(cut, part) + 2 * cut->width);
 }
 
-/* Elements that one kernel call of a second pass covers. */
+/* The number of elements that one kernel call of a second pass processes. */
 static int64_t chunk_of(const norm_cut *cut) {
     return (16384 + cut->width - 1) / cut->width * cut->width;
 }
@@ -45,7 +45,7 @@ static int64_t chunk_of(const norm_cut *cut) {
 /* ---- forward ---- */
 
 typedef struct moments {
-    double count, mean, m2; /* m2: sum of squares about the mean */
+    double count, mean, m2; /* m2: the sum of squares about the mean */
 } moments;
 
 static moments merge(moments a, moments b) {
@@ -66,7 +66,7 @@ static void reduce_moments(const dsc_cpu_kernels *k, const norm_cut *cut, const 
     }
 }
 
-/* Moments of one channel: the parts' lanes in order, then the rows after the last whole period. */
+/* The moments of one channel: the parts' lanes in order, then the rows after the last whole period. */
 static moments channel_moments(const norm_cut *cut, const float *x, int64_t ch) {
     moments all = {0, 0, 0};
     for (int p = 0; p < cut->parts; p++) {
@@ -108,8 +108,8 @@ static dsc_cpu_norm_apply apply_arguments(const dsc_norm_desc *desc, const norm_
                                 .relu = desc->relu};
 }
 
-/* y = (x - mean) scale + shift of channel ch. The mean is rounded to float; what that loses goes into the
- * shift. */
+/* Sets the operands of channel ch for y = (x - mean) scale + shift. The mean is rounded to float; the rounding error
+ * goes into the shift. */
 static void set_channel(const norm_cut *cut, int64_t ch, double mean, double scale, double shift) {
     float rounded = (float)mean;
     float *to = cut->wide + ch;
@@ -249,7 +249,7 @@ static dsc_status norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
 
 /* ---- Fisher matrices ---- */
 
-/* What a sample consists of: x, y (or NULL) and dy, and its statistics (or NULL), one of each channel. */
+/* One sample: x, y (or NULL) and dy, and its statistics (or NULL), per channel or per group. */
 typedef struct fisher_input {
     int64_t positions, c;
     const float *x, *y, *dy, *mean, *invstd;
@@ -268,7 +268,7 @@ static void fisher_sums(const fisher_input *in, float *sum_gx, float *sum_g) {
     }
 }
 
-/* The same where a statistic is that of a group of channels. */
+/* The same with one statistic per group of channels. */
 static void fisher_sums_of_groups(const fisher_input *in, dsc_norm_places places, float *sum_gx,
                                   float *sum_g) {
     for (int64_t p = 0; p < in->positions; p++)
@@ -285,7 +285,7 @@ static void fisher_sums_of_groups(const fisher_input *in, dsc_norm_places places
         }
 }
 
-/* One sample: sums over its positions, then their products. */
+/* Computes the matrices of one sample: sums over its positions, then their products. */
 static void fisher_sample(const fisher_input *in, int grouped, dsc_norm_places places, float *out) {
     int64_t c = in->c;
     float *sum_gx = out, *between = out + c, *sum_g = out + 2 * c;

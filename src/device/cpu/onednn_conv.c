@@ -1,11 +1,11 @@
-/* Convolutions through oneDNN 2.x.
+/* Convolutions by oneDNN 2.x.
  *
- * Activations stay NHWC; oneDNN chooses its own order of the weights, and each pass reorders them inside the
- * workspace, from or to OHWI. Primitives and memory objects are made once; a step only sets pointers.
+ * Activations stay NHWC; oneDNN chooses its own layout of the weights, and each pass reorders them inside the
+ * workspace, from or to OHWI. Primitives and memory objects are created once; a step only sets pointers.
  *
- * oneDNN cannot add to the gradient of the input. With beta 1 every thread takes some images at a time
- * through a primitive for one thread, into a piece that stays in its cache, and adds that: neither a whole
- * tensor more of memory traffic nor a wait for the other threads. */
+ * oneDNN cannot add to the gradient of the input. With beta 1 each thread computes a few images at a time by a
+ * single-threaded primitive, into a buffer (a piece) that stays in its cache, and adds that to dx: this avoids both the
+ * memory traffic of another whole tensor and waiting for the other threads. */
 #include "device/cpu/conv.h"
 
 #include "base/error.h"
@@ -27,14 +27,14 @@ typedef struct lane {
     dnnl_memory_t x, y, scratch;
 } lane;
 
-/* One primitive with its operands. `plain` is OHWI; NULL when that is the order the primitive takes. */
+/* One primitive with its operands. `plain` is the weights in OHWI; NULL if the primitive takes them in that order. */
 typedef struct step {
     dnnl_primitive_t primitive, reorder;
     dnnl_memory_t w, bias, plain, reorder_scratch;
     lane *lanes;
-    int lane_count; /* one, or one a thread */
+    int lane_count; /* 1, or the number of threads */
     size_t w_bytes, scratch_bytes;
-    char implementation[IMPLEMENTATION_BYTES]; /* "" when this step is not planned */
+    char implementation[IMPLEMENTATION_BYTES]; /* "" if this step is not planned */
 } step;
 
 struct dsc_onednn_conv {
@@ -42,12 +42,12 @@ struct dsc_onednn_conv {
     dnnl_stream_t stream;
     step steps[STEPS];
     int threads;
-    int64_t images, piece; /* images in the batch, and in a piece */
-    int apart;             /* 1: pieces are the work of single threads; 0: of all threads together */
-    size_t x_bytes, y_bytes, w_bytes; /* of one image's x and y, and of the OHWI weights */
+    int64_t images, piece;            /* images in the batch, and in a piece */
+    int apart;                        /* 1: one thread computes a piece; 0: all of them together */
+    size_t x_bytes, y_bytes, w_bytes; /* of one image's x and y, and of the weights in OHWI */
 };
 
-/* What describes a step while it is being planned. */
+/* The description of a step while it is being planned. */
 typedef struct draft {
     const dsc_conv *conv;
     int64_t n;
@@ -80,7 +80,7 @@ static size_t round_up(size_t bytes) {
 
 /* ---- planning ---- */
 
-/* Weights as oneDNN counts them: [g, k/g, c/g, kh, kw] (no g without groups), stored as OHWI. */
+/* Describes the weights with oneDNN's dimensions, [g, k/g, c/g, kh, kw] (no g without groups), stored as OHWI. */
 static dsc_status describe_weights(draft *d) {
     const dsc_conv2d_shape *s = &d->conv->desc.shape;
     int64_t cg = s->in_c / s->groups, kg = s->out_c / s->groups, row = s->kernel_h * s->kernel_w * cg;
@@ -174,7 +174,7 @@ static dsc_status plan_step(dnnl_engine_t engine, const draft *d, enum step_kind
     return DSC_OK;
 }
 
-/* Leaves the step unplanned when oneDNN has only its reference code for it. */
+/* Plans a step, but leaves it unplanned if oneDNN has only its reference code for it. */
 static dsc_status open_step(dsc_onednn_conv *plan, draft *d, enum step_kind kind) {
     dnnl_convolution_desc_t desc;
     step *s = &plan->steps[kind];
@@ -195,8 +195,8 @@ static dsc_status open_step(dsc_onednn_conv *plan, draft *d, enum step_kind kind
     return status;
 }
 
-/* Images in a piece: the largest divisor of the batch whose gradient fits into a cache, and that leaves a
- * piece for every thread. A batch of fewer images than threads is one piece for all of them. */
+/* Chooses the number of images in a piece: the largest divisor of the batch size whose gradient fits into a cache and
+ * that leaves a piece for every thread. A batch of fewer images than threads is one piece for all of them. */
 static void choose_piece(dsc_onednn_conv *plan) {
     const size_t cache = 512u << 10;
     plan->apart = plan->images >= plan->threads;
@@ -206,7 +206,7 @@ static void choose_piece(dsc_onednn_conv *plan) {
         plan->piece--;
 }
 
-/* A primitive runs on as many threads as OpenMP has when it is planned. */
+/* A primitive runs on as many threads as OpenMP is set to while it is planned. */
 static dsc_status open_steps(dsc_onednn_conv *plan, draft *d) {
     for (int kind = 0; kind < STEPS; kind++) {
         int apart = kind == DATA_PIECE && plan->apart;
@@ -290,7 +290,7 @@ void dsc_onednn_conv_close(dsc_onednn_conv **plan) {
 /* ---- what is planned ---- */
 
 const char *dsc_onednn_conv_implementation(const dsc_onednn_conv *plan, dsc_conv_pass pass) {
-    /* A pass is ours unless all of its steps are planned. */
+    /* oneDNN computes a pass only if all of its steps are planned. */
     static const enum step_kind first[] = {FORWARD, DATA, WEIGHT},
                                 last[] = {FORWARD_BIAS, DATA_PIECE, WEIGHT};
     if (!plan->steps[first[pass]].implementation[0] || !plan->steps[last[pass]].implementation[0])
@@ -298,7 +298,7 @@ const char *dsc_onednn_conv_implementation(const dsc_onednn_conv *plan, dsc_conv
     return plan->steps[first[pass]].implementation;
 }
 
-/* Of a lane: its scratchpad, and the piece it fills. */
+/* The workspace of a lane: its scratchpad, and the piece that it fills. */
 static size_t lane_bytes(const dsc_onednn_conv *plan, enum step_kind kind) {
     size_t piece = kind == DATA_PIECE ? round_up((size_t)plan->piece * plan->x_bytes) : 0;
     return plan->steps[kind].scratch_bytes + piece;
@@ -330,7 +330,7 @@ size_t dsc_onednn_conv_workspace(const dsc_onednn_conv *plan, dsc_conv_pass pass
 
 /* ---- running ---- */
 
-/* Cuts the workspace into the step's weights, then the lanes; *rest is the first byte after the first lane's
+/* Divides the workspace into the step's weights, followed by the lanes; *rest is the first byte after the first lane's
  * scratchpad. */
 static dsc_status place(const dsc_onednn_conv *plan, enum step_kind kind, const dsc_tensor *work,
                         char **rest) {
@@ -393,7 +393,7 @@ static dnnl_status_t run_data(const dsc_onednn_conv *plan, const step *s, const 
     return status == dnnl_success ? dnnl_primitive_execute(s->primitive, plan->stream, 4, arguments) : status;
 }
 
-/* dx += the gradient of pieces [r.first, ...) on one lane; `piece` has room for one. */
+/* dx += the gradients of the pieces in r, computed on one lane; `piece` has room for one piece. */
 static dnnl_status_t add_pieces(const dsc_onednn_conv *plan, int number, dsc_cpu_range r,
                                 const dsc_cpu_kernels *k, char *piece, char *dy, char *dx) {
     const step *s = &plan->steps[DATA_PIECE];

@@ -1,4 +1,4 @@
-/* Matrix products through oneDNN, which knows the machine's instructions where OpenBLAS may not. */
+/* Matrix products by oneDNN, which may know instructions of the machine that OpenBLAS does not. */
 #include "device/cpu/gemm.h"
 
 #include "base/error.h"
@@ -6,7 +6,7 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 
-/* A leading dimension counts only where there is a second row; oneDNN wants it plausible everywhere. */
+/* A leading dimension only matters if there is a second row, but oneDNN always wants a plausible one. */
 static int64_t leading(int64_t stride, int64_t least) {
     return stride > least ? stride : least;
 }

@@ -1,4 +1,4 @@
-/* Optimiser updates of the cpu device: cut into parts, one kernel call each. */
+/* Optimiser updates of the cpu device: divided into parts, with one kernel call each. */
 #include "device/cpu/cpu.h"
 
 enum { UNIT = 64 };

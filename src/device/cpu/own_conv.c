@@ -1,11 +1,11 @@
-/* Our own convolution: patches of a slab of output positions, small enough for the cache, and one matrix
- * product per slab and group. Threads share the slabs.
+/* Our own convolution: extracts the patches of a slab of output positions (im2col), small enough for the cache, and
+ * computes one matrix product per slab and group. Threads share the slabs.
  *
  *   P[rows, width]: the input under each output position, width = kh kw cg (cg = c/groups, kg = k/groups)
  *   forward           Y[rows, kg]    = P W'
  *   backward, weight  dW'[width, kg] = P' dY, summed per thread, then over the threads in order
- *   backward, data    a convolution of dy with the weights turned round, when the stride is 1; else
- * dP[rows, width] = dY W, added onto dx at the place of each patch: one thread does an image
+ *   backward, data    with stride 1, a convolution of dy with the flipped weights; else
+ *                     dP[rows, width] = dY W, added to dx at the place of each patch: one thread computes an image
  *
  * A 1x1 convolution without stride and padding is its own patch matrix. */
 #include "device/cpu/conv.h"
@@ -16,7 +16,8 @@
 
 #include <string.h>
 
-/* Floats of a slab of patches, and the unit of its rows: that of the tiles of a product. */
+/* The floats of a slab of patches, the unit of its number of rows (that of the tiles of a product), and the fewest
+ * rows. */
 enum { SLAB_FLOATS = 1 << 16, SLAB_UNIT = 12, SLAB_LEAST = 48 };
 
 typedef struct own_conv {
@@ -49,13 +50,13 @@ static own_conv describe_conv(const dsc_conv *conv) {
     return describe(&conv->desc.shape, conv->desc.n, conv->oh, conv->ow, conv->device->threads);
 }
 
-/* 1 when the gradient of the input is a convolution again. */
+/* Returns 1 if the gradient of the input can be computed as a convolution. */
 static int can_turn(const dsc_conv2d_shape *s) {
     return s->stride_h == 1 && s->stride_w == 1 && s->dilation_h * (s->kernel_h - 1) >= s->pad_h &&
            s->dilation_w * (s->kernel_w - 1) >= s->pad_w;
 }
 
-/* That convolution: from dy to dx. */
+/* Describes that convolution, from dy to dx. */
 static own_conv describe_turned(const dsc_conv *conv) {
     const dsc_conv2d_shape *from = &conv->desc.shape;
     dsc_conv2d_shape s = *from;
@@ -70,7 +71,7 @@ static own_conv describe_turned(const dsc_conv *conv) {
 
 /* ---- patches ---- */
 
-/* One row of a patch: kw taps of cg channels from line `x` of the input (w pixels); zero outside. */
+/* Extracts one row of a patch: kw taps of cg channels from line `x` of the input (w pixels); zero outside. */
 static void patch_line(const own_conv *o, const float *x, int64_t left, float *to) {
     int64_t step = o->s.dilation_w, c = o->s.in_c, cg = o->cg;
     for (int64_t s = 0; s < o->s.kernel_w; s++) {
@@ -82,7 +83,7 @@ static void patch_line(const own_conv *o, const float *x, int64_t left, float *t
     }
 }
 
-/* The same when the taps are neighbours in memory. */
+/* The same if the taps are contiguous in memory. */
 static void patch_run(const own_conv *o, const float *x, int64_t left, float *to) {
     int64_t c = o->s.in_c, first = left < 0 ? -left : 0;
     int64_t last = left + o->s.kernel_w > o->s.in_w ? o->s.in_w - left : o->s.kernel_w;
@@ -95,7 +96,7 @@ static void patch_run(const own_conv *o, const float *x, int64_t left, float *to
                (size_t)((o->s.kernel_w - (last > 0 ? last : 0)) * c) * sizeof *to);
 }
 
-/* Patches of positions [first, first + rows), `stride` floats from one to the next. */
+/* Extracts the patches of positions [r.first, r.first + r.count), `stride` floats from one to the next. */
 static void patches(const own_conv *o, const float *x, int64_t group, dsc_cpu_range r, int64_t stride,
                     float *out) {
     int neighbours = o->s.groups == 1 && o->s.dilation_w == 1;
@@ -139,7 +140,7 @@ dsc_status dsc_own_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_te
     return DSC_OK;
 }
 
-/* dx += the patches' gradient of positions of one image. */
+/* dx += the gradients `from` of the patches at positions r of one image (col2im). */
 static void scatter(const own_conv *o, const float *from, int64_t group, dsc_cpu_range r,
                     const dsc_cpu_kernels *k, float *image) {
     for (int64_t row = r.first; row < r.first + r.count; row++, from += o->width) {
@@ -155,7 +156,7 @@ static void scatter(const own_conv *o, const float *from, int64_t group, dsc_cpu
     }
 }
 
-/* ---- orders of the weights ---- */
+/* ---- the order of weights ---- */
 
 /* turned[g][width][kg] = w[g][kg][width]. */
 static void transpose_weights(const own_conv *o, const float *w, float *turned) {
@@ -180,7 +181,7 @@ static void flip_weights(const own_conv *o, const float *w, float *turned) {
 
 /* ---- passes ---- */
 
-/* The matrix of turned weights comes first in the workspace, then each part's own space. */
+/* The workspace begins with the transposed or flipped weights, followed by the space of each part. */
 size_t dsc_own_conv_workspace(const dsc_conv *conv, dsc_conv_pass pass) {
     own_conv o = describe_conv(conv);
     if (pass == DSC_CONV_BACKWARD_DATA && can_turn(&o.s))
@@ -190,7 +191,7 @@ size_t dsc_own_conv_workspace(const dsc_conv *conv, dsc_conv_pass pass) {
     return (size_t)(shared + o.parts * part) * sizeof(float);
 }
 
-/* The patch matrix of a slab: where it starts, and its row length. */
+/* Returns the patch matrix of a slab; *stride is the distance of its rows. */
 static const float *slab_patches(const own_conv *o, const float *x, int64_t group, dsc_cpu_range r,
                                  float *space, int64_t *stride) {
     *stride = o->patch ? o->width : o->s.in_c;
@@ -205,7 +206,7 @@ static dsc_cpu_range slab_at(const own_conv *o, dsc_cpu_range part, int64_t at) 
     return (dsc_cpu_range){at, left < o->slab ? left : o->slab};
 }
 
-/* y = beta y + P W' of one part; w: turned. */
+/* y = beta y + P W' for one part; w: the transposed weights. */
 static void forward_part(const own_conv *o, dsc_cpu_range part, const dsc_cpu_kernels *k, const float *x,
                          const float *w, float beta, float *space, float *y) {
     for (int64_t at = part.first; at < part.first + part.count; at += o->slab) {
@@ -247,7 +248,7 @@ dsc_status dsc_own_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *
     return DSC_OK;
 }
 
-/* One image of dx, for strides. */
+/* Computes one image of dx for strides other than 1. */
 static void data_image(const own_conv *o, const dsc_cpu_kernels *k, const float *w, const float *dy,
                        float *space, float *dx) {
     dsc_cpu_range places = {0, o->oh * o->ow};
@@ -297,7 +298,7 @@ dsc_status dsc_own_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_te
     return DSC_OK;
 }
 
-/* sum[g][width][kg] of one part. */
+/* Computes sum[g][width][kg] for one part. */
 static void weight_part(const own_conv *o, dsc_cpu_range part, const dsc_cpu_kernels *k, const float *x,
                         const float *dy, float *sum, float *space) {
     memset(sum, 0, (size_t)o->weights * sizeof *sum);

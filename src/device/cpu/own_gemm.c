@@ -1,9 +1,9 @@
-/* Our own matrix product: which thread computes which panel of columns. Results do not depend on the number
+/* Our own matrix product: the distribution of panels of columns over threads. Results do not depend on the number
  * of threads. */
 #include "device/cpu/gemm.h"
 
-/* The rows and columns of one thread's work. A panel's rows start at its diagonal where only the lower
- * triangle counts. */
+/* The rows and columns that one thread computes. If only the lower triangle is needed, a panel's rows start at the
+ * diagonal. */
 typedef struct share {
     int64_t i0, i1, j0, step; /* rows [i0, i1); panels from column j0 on, `step` columns apart */
 } share;
@@ -19,7 +19,7 @@ void dsc_own_gemm_one(const dsc_cpu_kernels *k, const dsc_cpu_gemm *g) {
     multiply_share(k, g, &all);
 }
 
-/* Whole panels in turn when there are enough for all threads, else a range of rows each. */
+/* Threads take whole panels in turn if there are enough for all of them, else a range of rows each. */
 void dsc_own_gemm(const dsc_device *device, const dsc_cpu_gemm *g) {
     const dsc_cpu_kernels *k = ((const dsc_cpu *)device->state)->kernels;
     int64_t panels = (g->n + k->gemm_columns - 1) / k->gemm_columns;

@@ -1,4 +1,4 @@
-/* Parts of maps and upsampling by 2 on the cpu device; formulas in ops.h. */
+/* Parts of feature maps, and upsampling by 2, on the cpu device; the formulas are in ops.h. */
 #include "device/cpu/cpu.h"
 
 #include "base/error.h"
@@ -14,7 +14,7 @@ static void move_run(const dsc_cpu_kernels *k, int64_t n, const float *from, int
         memcpy(to, from, (size_t)n * sizeof *to);
 }
 
-/* Moves the part to or from the whole, line by line. A line of all channels is one run. */
+/* Copies the part to or from the whole, line by line. A line with all channels is one contiguous run. */
 static dsc_status move_part(dsc_queue *q, const dsc_part_desc *desc, const dsc_tensor *part,
                             const dsc_tensor *whole, int paste, int add) {
     const dsc_cpu_kernels *kernels = dsc_cpu_kernels_of(q);
@@ -55,7 +55,7 @@ static void mix(int64_t n, const float *a, const float *b, float *y) {
         y[i] = near_share * a[i] + far_share * b[i];
 }
 
-/* One line of 2 w pixels from one of w. */
+/* Upsamples one line of w pixels to 2 w. */
 static void widen(dsc_upsample_kind kind, int64_t w, int64_t c, const float *x, float *y) {
     for (int64_t j = 0; j < 2 * w; j++)
         if (kind == DSC_UPSAMPLE_NEAREST)
@@ -64,7 +64,7 @@ static void widen(dsc_upsample_kind kind, int64_t w, int64_t c, const float *x, 
             mix(c, x + j / 2 * c, x + dsc_upsample_neighbour(j, w) * c, y + j * c);
 }
 
-/* `space`: a line of x for every part. */
+/* `space` holds a line of x for every part. */
 static dsc_status upsample_forward(dsc_queue *q, dsc_upsample_kind kind, const dsc_tensor *x, dsc_tensor *y) {
     int64_t h = x->dim[1], w = x->dim[2], c = x->dim[3], lines = y->dim[0] * 2 * h;
     int parts = dsc_cpu_parts(q->device, dsc_tensor_count(y));
@@ -87,8 +87,8 @@ static dsc_status upsample_forward(dsc_queue *q, dsc_upsample_kind kind, const d
     return DSC_OK;
 }
 
-/* The outputs that input r of a line of `size` counts in, in rising order: 2 r and 2 r + 1, and with bilinear
- * upsampling before and after them the outer two, at the border the border itself. */
+/* The outputs to which input r of a line of `size` inputs contributes, in ascending order: 2 r and 2 r + 1 and, with
+ * bilinear upsampling, the ones before and after these; at the border, the border output itself. */
 typedef struct quad {
     int64_t at[4];
 } quad;
@@ -97,8 +97,8 @@ static quad outputs_of(int64_t r, int64_t size) {
     return (quad){{r > 0 ? 2 * r - 1 : 0, 2 * r, 2 * r + 1, r + 1 < size ? 2 * r + 2 : 2 * r + 1}};
 }
 
-/* y = the sum of what outputs `t`, each n numbers, `step` apart from `from` on, give to their input; y = y + the sum
- * where `add` is 1. */
+/* Sums what the outputs `t` contribute to the gradient of their input: y = the sum, or y + the sum if `add` is 1.
+ * Output i is the n numbers at from + i step. */
 static void collect(dsc_upsample_kind kind, int64_t n, const float *from, int64_t step, quad t, int add,
                     float *y) {
     const float *a = from + t.at[0] * step, *b = from + t.at[1] * step, *c = from + t.at[2] * step,
@@ -114,7 +114,7 @@ static void collect(dsc_upsample_kind kind, int64_t n, const float *from, int64_
     }
 }
 
-/* Every line of dx is gathered: first the rows of dy, into a line of 2 w pixels, then its columns. */
+/* Each line of dx is gathered: first from rows of dy, into a line of 2 w pixels, then from the columns of that line. */
 static dsc_status upsample_backward(dsc_queue *q, dsc_upsample_kind kind, const dsc_tensor *dy, double beta,
                                     dsc_tensor *dx) {
     int64_t h = dx->dim[1], w = dx->dim[2], c = dx->dim[3], lines = dx->dim[0] * h, width = 2 * w * c;

@@ -1,4 +1,4 @@
-/* Losses of single numbers on the cpu device, in double; formulas in ops.h. */
+/* Losses of single numbers on the cpu device, in double; the formulas are in ops.h. */
 #include "device/cpu/cpu.h"
 
 #include "base/error.h"
@@ -11,7 +11,7 @@ typedef struct pixel_call {
     const int32_t *labels;
     double scale;
     float *dx;
-    double both, sum; /* of Dice, for its gradient */
+    double both, sum; /* of soft Dice, for its gradient */
 } pixel_call;
 
 static pixel_call describe(const dsc_tensor *x, const dsc_tensor *against, double grad_scale,
@@ -23,8 +23,8 @@ static pixel_call describe(const dsc_tensor *x, const dsc_tensor *against, doubl
                         .dx = dx ? dx->data : NULL};
 }
 
-/* Runs `body` on parts of [0, n) and adds up its sums in the order of the parts. A number costs as much as `cost`
- * others. */
+/* Runs `body` on parts of [0, n) and adds up its sums in the order of the parts. An element costs as much as `cost`
+ * elements of a simple loop. */
 static dsc_status run_parts(dsc_queue *q, int64_t n, int cost,
                             void (*body)(const pixel_call *call, dsc_cpu_range r, double *sums),
                             const pixel_call *call, double total[SUMS]) {
@@ -46,7 +46,7 @@ static dsc_status run_parts(dsc_queue *q, int64_t n, int cost,
     return DSC_OK;
 }
 
-enum { EXPONENTIAL = 16 }; /* what one costs, in other elements */
+enum { EXPONENTIAL = 16 }; /* the cost of an exponential, in elements of a simple loop */
 
 static void add_stats(dsc_tensor *stats, double loss, double correct, double rows) {
     double *to = stats->data;
@@ -125,7 +125,7 @@ static dsc_status dice_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_te
 
 /* ---- squared errors ---- */
 
-/* sums: squares of errors. The scale is that of an error in the gradient. */
+/* sums: the squares of errors. call->scale is the factor of an error in the gradient. */
 static void mse_part(const pixel_call *call, dsc_cpu_range r, double *sums) {
     double squares = 0;
     for (int64_t i = r.first; i < r.first + r.count; i++) {

@@ -1,5 +1,5 @@
-/* Pooling, the parameter-free shortcut and dropout of the cpu device; formulas in ops.h. All of them work on
- * rows of c channels. */
+/* Pooling, the parameter-free shortcut and dropout of the cpu device; the formulas are in ops.h. Pooling and the
+ * shortcut work on rows of c channels. */
 #include "device/cpu/cpu.h"
 
 #include "base/error.h"
@@ -150,7 +150,7 @@ static void average_scatter(const dsc_cpu_kernels *k, const window_shape *shape,
     }
 }
 
-/* Windows overlap, so an image is one thread's work. */
+/* Windows overlap, so one thread processes a whole image. */
 static dsc_status pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *index,
                                 const dsc_tensor *dy, double beta, dsc_tensor *dx) {
     if (index && index->dtype == DSC_U8)
@@ -220,7 +220,7 @@ static dsc_status global_pool_backward(dsc_queue *q, const dsc_tensor *dy, doubl
 
 typedef struct dropout_call {
     dsc_dropout_stream stream;
-    int64_t start; /* number of element 0 */
+    int64_t start; /* the stream's element for element 0 */
     float scale, beta;
     const float *x;
     float *y;

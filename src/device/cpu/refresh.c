@@ -1,7 +1,7 @@
-/* The refresh of an eigenbasis on the cpu device. Rotations and Rayleigh quotients are for float32; their
- * numbers are computed in double. Orthonormal columns, in float32 and float64, are LAPACK's and BLAS's.
+/* The refresh of an eigenbasis on the cpu device. Rotations and Rayleigh quotients are for float32, but computed in
+ * double. Columns are made orthonormal by LAPACK and BLAS, in float32 and float64.
  *
- * One thread computes a piece, and what a piece is depends on the item's size alone, so a result does not
+ * Work is divided into pieces that depend only on the item's size, and one thread computes a piece, so results do not
  * depend on the number of threads. */
 #include "device/cpu/cpu.h"
 
@@ -14,8 +14,8 @@
 
 /* ---- rotations ---- */
 
-/* Of the columns of all bases, one after the other: their eigenvalues, what they are pulled by (0: a whole
- * basis), and their places in the turned basis. */
+/* For the columns of all bases, one basis after the other: the eigenvalues, the factors of dsc_turn_pull (0 if k = n),
+ * and their places in the turned basis. */
 typedef struct columns {
     double *values, *pulls;
     int64_t *places;
@@ -42,10 +42,10 @@ static void find_columns(const dsc_rotation_item *item, columns to) {
     }
 }
 
-/* Tiles of B are transposed: as many rows as elements of a row lie in a cache line. */
+/* The tiles in which B is transposed: as many rows as a cache line has elements. */
 enum { TILE_ROWS = 16, TILE_COLUMNS = 64 };
 
-/* Row i of x, the columns from `first` on; across[j]: B[first + j, i]. */
+/* Computes `count` elements of row i of x, from column `first` of Q on; across[j] is b[first + j, i]. */
 static void turn_row(const dsc_rotation_item *item, columns all, int64_t i, int64_t first, int count,
                      const float *across) {
     int64_t k = item->q.dim[1];
@@ -64,7 +64,7 @@ static void turn_row(const dsc_rotation_item *item, columns all, int64_t i, int6
         x[all.places[first + j]] = (float)out[j];
 }
 
-/* Rows of x from `first` on, at most TILE_ROWS. */
+/* Computes `rows` rows of x from `first` on, at most TILE_ROWS. */
 static void turn_rows(const dsc_rotation_item *item, columns all, int64_t first, int64_t rows) {
     const float *b = item->b.data;
     int64_t k = item->q.dim[1];
@@ -89,13 +89,13 @@ static void move_row(const dsc_rotation_item *item, columns all, int64_t row) {
         z[all.places[c]] = q[c];
 }
 
-/* A piece is some rows of x and some of z, about 2^17 elements. */
+/* The number of pieces; a piece is some rows of x and some of z, about 2^17 elements. */
 static int rotation_pieces(const dsc_rotation_item *item) {
     int64_t elements = dsc_tensor_count(&item->x) + dsc_tensor_count(&item->z);
     return (int)(elements >> 17) + 1;
 }
 
-/* Piece number `number` of the batch. */
+/* Computes piece number `number` of the batch. */
 static void rotate_piece(const dsc_rotation_item *items, const columns *all, int64_t number) {
     int64_t before = 0;
     for (; number >= rotation_pieces(items); items++) {
@@ -143,13 +143,13 @@ static dsc_status rotation_batch(dsc_queue *q, const dsc_rotation_item *items, i
 
 /* ---- orthonormal columns ----
  *
- * BLAS is told that matrices are row-major, LAPACK, which is column-major, that the lower triangle is the upper
- * one: there H = R'R leaves R, of which the rows are L = R' here. */
+ * BLAS is told that matrices are row-major. LAPACK is column-major, so it is told that the lower triangle is the upper
+ * one: it factorises H = R'R into R, which is L = R' in row-major order. */
 
 enum { PIECE_BITS = 25, PIECE_ROWS = 128 };
 
-/* The rows of Z that one thread solves at a time: about 2^25 multiplications, and not too few rows, because each
- * call copies the triangle. */
+/* The number of rows of Z that one thread solves at a time: about 2^25 multiplications, but not too few rows, because
+ * each call copies the triangle. */
 static int64_t piece_rows(const dsc_tensor *z) {
     int64_t k = z->dim[1], rows = (((int64_t)2 << PIECE_BITS) / (k * k) / PIECE_ROWS + 1) * PIECE_ROWS;
     return rows < z->dim[0] ? rows : z->dim[0];
@@ -159,7 +159,7 @@ static int64_t pieces_of(const dsc_tensor *z) {
     return (z->dim[0] + piece_rows(z) - 1) / piece_rows(z);
 }
 
-/* Returns 0 when H is not positive definite: a NaN or an infinity reaches a pivot of its row. */
+/* Returns 0 if H is not finite or not positive definite: a NaN or an infinity reaches the pivot of its row. */
 static int factorise(const dsc_tensor *h) {
     lapack_int k = (lapack_int)h->dim[0];
     lapack_int info = h->dtype == DSC_F32 ? LAPACKE_spotrf_work(LAPACK_COL_MAJOR, 'U', k, h->data, k)
@@ -185,7 +185,7 @@ static void solve_piece(const dsc_orthonormal_item *item, int64_t piece) {
                     k, (double *)z->data + first * k, k);
 }
 
-/* Piece number `number` of those of all items that have not failed. */
+/* Solves piece number `number`, counted over all items that have not failed. */
 static void solve_numbered(const dsc_orthonormal_item *items, int64_t number) {
     for (; items->failed || number >= pieces_of(&items->z); items++)
         number -= items->failed ? 0 : pieces_of(&items->z);
@@ -214,10 +214,10 @@ static dsc_status orthonormal_batch(dsc_queue *q, dsc_orthonormal_item *items, i
 
 /* ---- Rayleigh quotients ---- */
 
-/* Columns that one thread sums up at a time: some cache lines of each row. */
+/* The number of columns that one thread sums at a time: some cache lines of each row. */
 enum { GROUP = 64 };
 
-/* Rayleigh quotients of the columns from `first` on, and the squares of what they leave of y. */
+/* Computes the Rayleigh quotients v_j of GROUP columns from `first` on, and the squared norms |y_j - v_j q_j|^2. */
 static void measure_columns(const dsc_rayleigh_item *item, int64_t first, double *values, double *rests) {
     const float *q = item->q.data, *y = item->y.data;
     int64_t n = item->q.dim[0], k = item->q.dim[1];
@@ -266,7 +266,8 @@ static int64_t groups_of(const dsc_rayleigh_item *item) {
     return (item->q.dim[1] + GROUP - 1) / GROUP;
 }
 
-/* Group number `number` of the columns of all items; values, rests: those of all, one after the other. */
+/* Measures group number `number` of the columns, counted over all items; values and rests are those of all items, one
+ * after the other. */
 static void measure_group(const dsc_rayleigh_item *items, int64_t number, double *values, double *rests) {
     for (; number >= groups_of(items); items++) {
         number -= groups_of(items);

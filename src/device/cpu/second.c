@@ -1,4 +1,4 @@
-/* Pieces of a second-order step on the cpu device: element-wise work and copies, cut into ranges of rows. */
+/* Pieces of a second-order step on the cpu device: element-wise work and copies, divided into ranges of rows. */
 #include "device/cpu/cpu.h"
 
 #include <string.h>

@@ -1,8 +1,7 @@
-/* Decompositions of the cpu device by LAPACK, in float32 and float64. Each runs on one thread (LAPACK gains
- * nothing from more below a thousand rows), so its bits do not depend on the number of threads; many run at
- * once.
+/* Decompositions of the cpu device by LAPACK, in float32 and float64. Each runs on one thread (below a thousand rows
+ * LAPACK gains nothing from more), so its bits do not depend on the number of threads; many run in parallel.
  *
- * LAPACK is column-major: a row-major matrix is its own transpose there, so the lower triangle is named
+ * LAPACK is column-major: it sees a row-major matrix as its transpose, so the lower triangle is called
  * upper, and eigenvectors come back as rows. */
 #include "device/cpu/triangle.h"
 
@@ -14,10 +13,10 @@
 #include <math.h>
 #include <omp.h>
 
-/* An outcome beside LAPACK's own, which count from 0 down for arguments and up for what they found. */
+/* A result besides LAPACK's own info, which is negative for a wrong argument and positive for a numerical failure. */
 enum { NOT_FINITE = INT_MIN };
 
-/* A[n,n] in place; v[n] and work of eigen problems. */
+/* A[n,n], which is overwritten; v[n] and work are those of eigenproblems. */
 typedef struct problem {
     dsc_dtype dtype;
     int64_t n;
@@ -41,7 +40,7 @@ static int is_finite(const dsc_cpu_kernels *k, const problem *p) {
     return bad == 0;
 }
 
-/* LAPACK's outcome as a status; `found` says what a positive one means. */
+/* Turns LAPACK's info into a status; `found` is the message for a positive one. */
 static dsc_status report(const char *op, const problem *p, lapack_int info, const char *found) {
     if (info == NOT_FINITE)
         return DSC_FAIL(DSC_E_NUMERIC, "%s: A[%lld,%lld] holds elements that are not finite", op,
@@ -61,10 +60,10 @@ static dsc_status check_size(const char *op, int64_t n, int64_t elements) {
     return DSC_OK;
 }
 
-/* ---- eigen problems ---- */
+/* ---- eigenproblems ---- */
 
-/* What xSYEVD documents for eigenvectors, and room for the best block size of the reduction to tridiagonal
- * form. */
+/* The workspace that xSYEVD documents for eigenvectors, and room for the best block size of the reduction to
+ * tridiagonal form. */
 static int64_t syev_reals(int64_t n) {
     return 1 + 6 * n + 2 * n * n + 64 * n;
 }
@@ -73,7 +72,7 @@ static int64_t syev_ints(int64_t n) {
     return 3 + 5 * n;
 }
 
-/* Whole cache lines, so that two threads' workspaces never share one. */
+/* Rounded up to whole cache lines, so that the workspaces of two threads never share one. */
 static size_t syev_bytes(dsc_dtype dtype, int64_t n) {
     size_t bytes = (size_t)syev_reals(n) * dsc_dtype_size(dtype) + (size_t)syev_ints(n) * sizeof(lapack_int);
     return (bytes + DSC_ALIGNMENT - 1) / DSC_ALIGNMENT * DSC_ALIGNMENT;
@@ -84,7 +83,7 @@ static size_t syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n) {
     return syev_bytes(dtype, n);
 }
 
-/* Raises no error: threads call it side by side. */
+/* Sets no error message, since several threads call it at the same time; returns LAPACK's info or NOT_FINITE. */
 static lapack_int solve_eigen(const dsc_queue *q, const problem *p) {
     lapack_int n = (lapack_int)p->n, reals = (lapack_int)syev_reals(n), ints = (lapack_int)syev_ints(n), info;
     if (!is_finite(dsc_cpu_kernels_of(q), p))
@@ -113,7 +112,7 @@ static dsc_status syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor
     return DSC_OK;
 }
 
-/* A in double, rows as LAPACK's columns; the eigenvectors that it becomes go back over A. */
+/* Solves a copy of A in double, whose rows are LAPACK's columns, and writes the eigenvectors back to A. */
 static lapack_int solve_carefully(const problem *p, lapack_int reals, double *copy, double *values,
                                   double *space) {
     lapack_int n = (lapack_int)p->n;
@@ -139,7 +138,7 @@ static lapack_int solve_carefully(const problem *p, lapack_int reals, double *co
 
 static dsc_status syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
     problem p = problem_of(a, v, NULL);
-    int64_t reals = 66 * p.n; /* of DSYEV, with blocks of 64 */
+    int64_t reals = 66 * p.n; /* the workspace of DSYEV, with blocks of 64 */
     double *memory;
     DSC_TRY(check_size("syev_careful", p.n, p.n * p.n));
     if (!is_finite(dsc_cpu_kernels_of(q), &p))
@@ -184,9 +183,9 @@ static dsc_status chol_inverse(dsc_queue *q, dsc_tensor *a) {
     return DSC_OK;
 }
 
-/* ---- many at once ----
+/* ---- batches ----
  *
- * An item after the other to whichever thread is free; callers put the large ones first. */
+ * The next item goes to whichever thread is free; callers put the large items first. */
 
 static int64_t largest_of(const dsc_solve_item *items, int64_t count) {
     int64_t largest = 0;
@@ -195,7 +194,7 @@ static int64_t largest_of(const dsc_solve_item *items, int64_t count) {
     return largest;
 }
 
-/* How many items are worked on at one time. */
+/* The number of items that are solved at the same time. */
 static int busy_threads(const dsc_device *device, int64_t count) {
     return count < device->threads ? (int)count : device->threads;
 }

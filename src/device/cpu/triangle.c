@@ -1,12 +1,12 @@
-/* Triangles of the cpu device: mirrored, packed, transposed, tile by tile where rows become columns. */
+/* Triangles of the cpu device: mirrors, packs and transposes them, tile by tile where rows become columns. */
 #include "device/cpu/triangle.h"
 
 #include <string.h>
 
 enum { TILE = 32 };
 
-/* One tile of the upper triangle from its mirror image, or exchanged with it. size: bytes of an element, a
- * constant wherever this is expanded. */
+/* Copies one tile of the upper triangle from its mirror image, or exchanges the two. size: the bytes of an element, a
+ * constant wherever this function is inlined. */
 static inline __attribute__((always_inline)) void turn_tile(const size_t size, const int exchange, int64_t n,
                                                             int64_t i0, int64_t j0, char *a) {
     int64_t i1 = i0 + TILE < n ? i0 + TILE : n, j1 = j0 + TILE < n ? j0 + TILE : n;
@@ -22,7 +22,7 @@ static inline __attribute__((always_inline)) void turn_tile(const size_t size, c
     }
 }
 
-/* All tiles of one row of tiles. */
+/* Does this for all tiles of one row of tiles. */
 static void turn_tiles(dsc_dtype dtype, int exchange, int64_t n, int64_t i0, char *a) {
     for (int64_t j0 = i0; j0 < n; j0 += TILE) {
         if (dtype == DSC_F32 && exchange)
@@ -51,7 +51,7 @@ void dsc_cpu_transpose(const dsc_device *device, dsc_dtype dtype, int64_t n, voi
     turn(device, dtype, 1, n, a);
 }
 
-/* ---- entries ---- */
+/* ---- the operations ---- */
 
 static dsc_status symmetrize(dsc_queue *q, dsc_tensor *a) {
     dsc_cpu_mirror(q->device, DSC_F32, a->dim[0], a->data);

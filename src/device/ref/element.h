@@ -1,5 +1,5 @@
-/* Elements of a tensor as doubles, whatever their type: one implementation of an operation serves them all.
- */
+/* Reads and writes the elements of a tensor as doubles, whatever their type, so that one implementation of an operation
+ * serves all types. */
 #ifndef DSC_DEVICE_REF_ELEMENT_H
 #define DSC_DEVICE_REF_ELEMENT_H
 
@@ -57,7 +57,7 @@ static inline void update(dsc_tensor *t, int64_t i, double beta, double value) {
     set(t, i, beta == 0 ? value : beta * get(t, i) + value);
 }
 
-/* Element (i, j) of a matrix; element (n, h, w, c) of an NHWC (or OHWI) tensor. */
+/* The index of element (i, j) of a matrix, and of element (n, h, w, c) of an NHWC (or OHWI) tensor. */
 static inline int64_t at2(const dsc_tensor *t, int64_t i, int64_t j) {
     return i * t->dim[1] + j;
 }

@@ -1,5 +1,5 @@
 /* The reference device: plain C, one thread, every operation in double whatever the type of its tensors.
- * Slow and obvious; it is the specification that other devices are tested against. */
+ * It is slow and simple, and the specification that other devices are tested against. */
 #include "device/ref/ref.h"
 
 #include "base/error.h"
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Host memory with its size in front, for the device's byte counters. */
+/* Host memory is preceded by its size, for the device's byte counters. */
 enum { HEADER_BYTES = DSC_ALIGNMENT };
 
 static dsc_status host_alloc(dsc_device *device, size_t bytes, void **out) {

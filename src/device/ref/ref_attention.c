@@ -1,12 +1,13 @@
-/* Multi-head self-attention by its definition, a row (forward, dQ) or a column (dK, dV) of the scores at a
- * time. */
+/* Reference: multi-head self-attention by its definition, one row (forward, dQ) or one column (dK, dV) of the scores
+ * at a time. */
 #include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
 #include <math.h>
 
-/* One head of one sample. The first channels of position i, and of its query, key or value (part 0, 1, 2). */
+/* One head of one sample. in_x and in_y: the head's first channel at position i, in the query, key or value (part 0, 1,
+ * 2) of x, and in y. */
 typedef struct head {
     const dsc_tensor *x, *y, *lse, *dy;
     const dsc_attention_desc *desc;
@@ -27,7 +28,7 @@ static int sees(const head *h, int64_t i, int64_t j) {
     return (!h->desc->causal || j <= i) && (!lengths || j < (int64_t)get(lengths, h->sample));
 }
 
-/* What P of query i and key j is multiplied by: Z of ops.h. */
+/* The factor of P for query i and key j: Z of ops.h. */
 static double dropped(const head *h, int64_t i, int64_t j) {
     const dsc_dropout_desc *desc = &h->desc->dropout;
     if (!h->context->position || desc->rate == 0)
@@ -88,7 +89,8 @@ dsc_status dsc_ref_attention_forward(dsc_queue *q, const dsc_attention_desc *des
     return DSC_OK;
 }
 
-/* P Z and dS = P (Z (dY V') - delta), delta = rowsum(dY Y), of query i and key j; both 0 where i does not see j. */
+/* P Z and dS = P (Z (dY V') - delta), delta = rowsum(dY Y), for query i and key j; both are 0 if i does not attend to
+ * j. */
 static void weigh(const head *h, int64_t i, int64_t j, double *p, double *ds) {
     double dp = 0, delta = 0;
     *p = *ds = 0;
@@ -105,7 +107,7 @@ static void weigh(const head *h, int64_t i, int64_t j, double *p, double *ds) {
     *p *= z;
 }
 
-/* dQ of position `at` from its row of dS, dK and dV from its columns of dS and P Z. */
+/* Computes dQ of position `at` from its row of dS, and dK and dV from its columns of dS and P Z. */
 static void backward_position(const head *h, int64_t at, double *p, double *ds, double beta, dsc_tensor *dx) {
     double scale = 1 / sqrt((double)h->dh);
     for (int64_t j = 0; j < h->t; j++)

@@ -1,12 +1,12 @@
-/* One position of attention with a cache, by its definition. There is no workspace for the scores: they are computed
- * again wherever they are needed. */
+/* Reference: one position of attention with a cache, by its definition. There is no workspace for the scores: they are
+ * recomputed wherever they are needed. */
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
 #include <math.h>
 
-/* One head of one sequence: where its query is in x, its keys in the cache (rows of 2 d numbers, values d after the
- * keys), and its result in y. */
+/* One head of one sequence: the places of its query in x, of its first key in the cache (whose rows have 2 d numbers,
+ * with values d after the keys), and of its result in y. */
 typedef struct head {
     const dsc_tensor *x, *cache;
     int64_t keys, d, dh;
@@ -21,7 +21,7 @@ static double score(const head *h, int64_t j) {
 }
 
 static void attend(const head *h, dsc_tensor *y) {
-    enum { TOGETHER = 64 }; /* channels for which a score is computed once */
+    enum { TOGETHER = 64 }; /* the number of channels for which a score is computed only once */
     double largest = -INFINITY, sum = 0, values[TOGETHER];
     for (int64_t j = 0; j < h->keys; j++) {
         double s = score(h, j);

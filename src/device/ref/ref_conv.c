@@ -6,12 +6,12 @@
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
-/* Where kernel row (or column) r of output i lies in the input; may be outside. */
+/* The input row (or column) under kernel row (or column) r of output i; it may be outside. */
 static int64_t source(int64_t i, int64_t r, int64_t stride, int64_t dil, int64_t pad) {
     return i * stride + r * dil - pad;
 }
 
-/* The output position to which x[h] contributes through kernel row r; -1 when there is no such position. */
+/* The output position to which x[h] contributes through kernel row r; -1 if there is no such position. */
 static int64_t target(int64_t h, int64_t r, int64_t stride, int64_t dil, int64_t pad, int64_t size) {
     int64_t scaled = h + pad - r * dil;
     return scaled >= 0 && scaled % stride == 0 && scaled / stride < size ? scaled / stride : -1;
@@ -50,7 +50,7 @@ dsc_status dsc_ref_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *
     return DSC_OK;
 }
 
-/* Over all outputs that x at (n, h, w, channel) takes part in. */
+/* The gradient of x at (n, h, w, channel): the sum over all outputs to which it contributes. */
 static double data_sum(const dsc_conv_desc *d, const dsc_tensor *w, const dsc_tensor *dy,
                        const int64_t at[4]) {
     const dsc_conv2d_shape *shape = &d->shape;
@@ -84,7 +84,7 @@ dsc_status dsc_ref_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_te
     return DSC_OK;
 }
 
-/* Over all outputs that weight (o, r, s, channel) takes part in. */
+/* The gradient of weight (o, r, s, channel): the sum over all outputs to which it contributes. */
 static double weight_sum(const dsc_conv_desc *d, const dsc_tensor *x, const dsc_tensor *dy,
                          const int64_t at[4]) {
     const dsc_conv2d_shape *s = &d->shape;
@@ -115,7 +115,8 @@ dsc_status dsc_ref_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_
     return DSC_OK;
 }
 
-/* One row of patches: kh*kw*width values around output position (n, i, j) of one group. */
+/* Writes one row of patches: the kh*kw*width values of one group under output position (n, i, j), then a 1 if there is
+ * one more column. */
 static void patch_row(const dsc_conv_desc *d, const dsc_tensor *x, const int64_t at[3], int64_t group,
                       int64_t row, dsc_tensor *out) {
     const dsc_conv2d_shape *shape = &d->shape;

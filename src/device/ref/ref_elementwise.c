@@ -15,7 +15,7 @@ dsc_status dsc_ref_fill(dsc_queue *q, double value, dsc_tensor *t) {
 
 dsc_status dsc_ref_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) {
     (void)q;
-    if (src->dtype == dst->dtype) { /* bit by bit: an int64 does not fit into a double */
+    if (src->dtype == dst->dtype) { /* copies the bits: not every int64 fits into a double */
         memcpy(dst->data, src->data, dsc_tensor_bytes(src));
         return DSC_OK;
     }
@@ -75,7 +75,7 @@ dsc_status dsc_ref_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor
     return DSC_OK;
 }
 
-/* ---- what steps note ---- */
+/* ---- counters, flags and the loss scale ---- */
 
 dsc_status dsc_ref_increment(dsc_queue *q, dsc_tensor *t) {
     (void)q;
@@ -150,7 +150,7 @@ dsc_status dsc_ref_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc
     return DSC_OK;
 }
 
-/* One pixel of the output, of row y and column x of image i. */
+/* Computes one pixel of the output: row y and column x of image i. */
 static void augment_pixel(const dsc_augment_desc *desc, const dsc_tensor *raw, const int32_t place[3],
                           int64_t i, int64_t y, int64_t x, dsc_tensor *out) {
     int64_t row = y + place[0], column = (place[2] == 1 ? out->dim[2] - 1 - x : x) + place[1];

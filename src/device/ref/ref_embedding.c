@@ -1,4 +1,4 @@
-/* Reference: lengths of sequences; rows of a table, and their gradients. */
+/* Reference: lengths of sequences; embeddings (rows of a table) and their gradients. */
 #include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"

@@ -1,5 +1,5 @@
-/* Reference: norms of single samples, over groups of channels and all positions. Formulas in ops.h; backward, with
- * m numbers in a group, xhat = (x - mean) invstd (x invstd with rms) and u = gamma dy:
+/* Reference: group norm. The forward formulas are in ops.h; backward, with m numbers in a group, xhat = (x - mean)
+ * invstd (x invstd with rms) and u = gamma dy:
  *   dshift = sum dy;  dgamma = sum dy xhat;
  *   dx = invstd (u - (sum u) / m - xhat (sum u xhat) / m), without the second term with rms. */
 #include "device/ref/element.h"
@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-/* The numbers of one group of one sample: number i of m is element at(i) of x, in channel channel(i). */
+/* The m numbers of one group of one sample: number i is element at(i) of x, in channel channel(i). */
 typedef struct group {
     int64_t first, channel, width, stride, m;
 } group;
@@ -50,7 +50,7 @@ dsc_status dsc_ref_group_norm_forward(dsc_queue *q, const dsc_group_norm_desc *d
     return DSC_OK;
 }
 
-/* Gradients of gamma and shift in one channel. */
+/* Computes the gradients of gamma and shift of one channel. */
 static void channel_grads(const dsc_group_norm_desc *desc, const dsc_tensor *x, const dsc_tensor *dy,
                           const dsc_tensor *mean, const dsc_tensor *invstd, int64_t ch,
                           const dsc_norm_grads *grads) {

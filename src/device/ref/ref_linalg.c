@@ -64,10 +64,10 @@ dsc_status dsc_ref_tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a) 
     return DSC_OK;
 }
 
-/* ---- symmetric eigen solve: cyclic Jacobi ----
+/* ---- symmetric eigenproblems: cyclic Jacobi ----
  *
- * Each rotation J in the plane (p, r) zeroes s[p][r] of S <- J' S J and turns the basis, Q <- Q J. The
- * off-diagonal part shrinks with every sweep over all planes, in the end quadratically. */
+ * Each rotation J in the plane (p, r) zeroes s[p][r] of S <- J' S J and rotates the basis, Q <- Q J. The
+ * off-diagonal part shrinks with every sweep over all planes, quadratically in the end. */
 
 enum { MAX_SWEEPS = 60 };
 
@@ -88,7 +88,7 @@ static void rotate_rows(double *m, int64_t n, int64_t p, int64_t r, double c, do
     }
 }
 
-/* The smaller of the two rotation angles that zero s[p][r]. */
+/* Zeroes s[p][r], by the smaller of the two possible rotation angles. */
 static void annihilate(double *s, double *basis, int64_t n, int64_t p, int64_t r) {
     double off = s[p * n + r];
     double theta = (s[r * n + r] - s[p * n + p]) / (2 * off);
@@ -100,7 +100,7 @@ static void annihilate(double *s, double *basis, int64_t n, int64_t p, int64_t r
     rotate_columns(basis, n, p, r, cosine, sine);
 }
 
-/* Sweeps until nothing off the diagonal counts beside the norm of the matrix. */
+/* Sweeps until everything off the diagonal is negligible compared to the norm of the matrix. */
 static dsc_status jacobi(double *s, double *basis, int64_t n, double norm) {
     double negligible = norm * DBL_EPSILON / (double)(8 * n);
     for (int sweep = 0; sweep < MAX_SWEEPS; sweep++) {
@@ -120,7 +120,7 @@ static dsc_status jacobi(double *s, double *basis, int64_t n, double norm) {
                     (long long)n);
 }
 
-/* Eigenvalues rising, by selection; columns of the basis go along. */
+/* Sorts the eigenvalues in ascending order, by selection, and the columns of the basis with them. */
 static void sort_pairs(double *s, double *basis, int64_t n) {
     for (int64_t k = 0; k < n; k++) {
         int64_t least = k;
@@ -160,7 +160,7 @@ dsc_status dsc_ref_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tenso
             largest = fmax(largest, fabs(value));
         }
     }
-    /* Scaled by a power of two so that squares neither overflow nor vanish. */
+    /* Scales by a power of two, so that squares neither overflow nor underflow. */
     int exponent = 0;
     (void)frexp(largest, &exponent);
     double squares = 0;
@@ -177,7 +177,7 @@ dsc_status dsc_ref_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tenso
     return DSC_OK;
 }
 
-/* There is but one algorithm here, and it is careful. */
+/* The same as dsc_ref_syev: ref's only algorithm is careful enough. */
 dsc_status dsc_ref_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
     int64_t bytes = (int64_t)dsc_ref_syev_workspace(q->device, a->dtype, a->dim[0]);
     void *space;
@@ -220,7 +220,7 @@ static dsc_status factorise(dsc_tensor *a) {
     return DSC_OK;
 }
 
-/* L becomes L^-1: column by column, L X = I. */
+/* Replaces L by L^-1: solves L X = I column by column. */
 static void invert_lower(dsc_tensor *a) {
     int64_t n = a->dim[0];
     for (int64_t j = 0; j < n; j++) {
@@ -238,7 +238,7 @@ dsc_status dsc_ref_chol_inverse(dsc_queue *q, dsc_tensor *a) {
     int64_t n = a->dim[0];
     DSC_TRY(factorise(a));
     invert_lower(a);
-    /* A^-1 = L^-T L^-1: entry (i, j) reads rows from i on, and entry (i, i) only after the rest of row i. */
+    /* A^-1 = L^-T L^-1: element (i, j) reads rows from i on, and (i, i), which all of row i reads, is written last. */
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j <= i; j++) {
             double sum = 0;

@@ -1,7 +1,7 @@
 /* Reference: softmax cross-entropy; labels drawn from a softmax.
  *
  * With p = softmax(logits), the target t and the weight w of a row (dsc_targets):
- *   loss = -w sum t log p = w (log sum exp(logits) - sum t logits)   (the elements of t add up to 1),
+ *   loss = -w sum t log p = w (log sum exp(logits) - sum t logits)   (the elements of t sum to 1),
  *   dloss/dlogits = w (p - t). */
 #include "device/formulas.h"
 #include "device/ref/element.h"
@@ -9,8 +9,8 @@
 
 #include <math.h>
 
-/* Classes ranked before `label`: larger logits, of equal ones the lower class, and whatever is NaN or
- * compared with one. */
+/* The number of classes ranked before `label`: those with larger logits, lower classes with equal ones, and those with
+ * NaN; all classes if the label's own logit is NaN. */
 static int64_t rank_of(const dsc_tensor *logits, int64_t row, int64_t label) {
     double own = get(logits, at2(logits, row, label));
     int64_t before = 0;
@@ -32,7 +32,7 @@ static double log_sum_exp(const dsc_tensor *logits, int64_t row) {
     return largest + log(sum);
 }
 
-/* What a row is compared with. */
+/* The target of a row. */
 typedef struct target {
     int64_t label, other;
     double share, smoothing, weight;
@@ -54,7 +54,7 @@ static int is_valid(const target *to, int64_t classes) {
     return to->label < classes && (to->share == 0 || (to->other >= 0 && to->other < classes));
 }
 
-/* Loss of one row; its gradient into dlogits where asked for. */
+/* Returns the loss of one row, and writes its gradient to dlogits unless that is NULL. */
 static double row_loss(const dsc_tensor *logits, int64_t row, const target *to, double scale,
                        dsc_tensor *dlogits) {
     int64_t classes = logits->dim[1];
@@ -63,7 +63,7 @@ static double row_loss(const dsc_tensor *logits, int64_t row, const target *to, 
         double log_p = get(logits, at2(logits, row, c)) - normaliser;
         double hard = (c == to->label ? 1 - to->share : 0) + (c == to->other ? to->share : 0);
         double goal = (1 - to->smoothing) * hard + to->smoothing / (double)classes;
-        if (goal != 0) /* 0 log 0 is 0 */
+        if (goal != 0) /* because 0 log 0 is 0 here */
             loss -= goal * log_p;
         if (dlogits)
             set(dlogits, at2(dlogits, row, c), scale * to->weight * (exp(log_p) - goal));
@@ -81,7 +81,7 @@ dsc_status dsc_ref_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
                                dsc_tensor *stats) {
     (void)q;
     double scale = loss_scale ? grad_scale * get(loss_scale, 0) : grad_scale;
-    double total[4] = {0}; /* losses, correct at 1, correct within 5, rows */
+    double total[4] = {0}; /* losses, top-1 correct, top-5 correct, rows */
     for (int64_t row = 0; row < logits->dim[0]; row++) {
         target to = target_of(targets, row);
         if (to.label < 0) {

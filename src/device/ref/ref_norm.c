@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* y of one channel, given what to subtract and to multiply with. */
+/* Computes y of one channel; moments: the mean to subtract and the invstd to multiply by. */
 static void normalise(const dsc_norm_desc *desc, const dsc_tensor *x, const dsc_tensor *residual,
                       const dsc_norm_params *params, int64_t channel, const double moments[2],
                       dsc_tensor *y) {

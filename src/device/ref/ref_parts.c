@@ -1,4 +1,4 @@
-/* Reference: parts of maps, upsampling by 2. */
+/* Reference: parts of feature maps, upsampling by 2. */
 #include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
@@ -31,7 +31,7 @@ dsc_status dsc_ref_paste(dsc_queue *q, const dsc_part_desc *desc, const dsc_tens
 
 /* ---- upsampling ---- */
 
-/* What input r of `size` counts in output i of a line. */
+/* The weight of input r in output i, in a line of `size` inputs. */
 static double share(dsc_upsample_kind kind, int64_t i, int64_t r, int64_t size) {
     if (kind == DSC_UPSAMPLE_NEAREST)
         return i / 2 == r;
@@ -69,7 +69,7 @@ dsc_status dsc_ref_upsample_forward(dsc_queue *q, dsc_upsample_kind kind, const 
     return DSC_OK;
 }
 
-/* The sum over all outputs that the input `at` counts in. */
+/* The sum over all outputs to which the input `at` contributes. */
 static double gathered(dsc_upsample_kind kind, const dsc_tensor *dy, const int64_t at[4]) {
     int64_t h = dy->dim[1], w = dy->dim[2];
     double sum = 0;

@@ -1,4 +1,4 @@
-/* Reference: losses of single numbers; formulas in ops.h. */
+/* Reference: losses of single numbers; the formulas are in ops.h. */
 #include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"

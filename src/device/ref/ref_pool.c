@@ -1,6 +1,6 @@
 /* Reference: the parameter-free shortcut, pooling in windows, global pooling.
  *
- * The index of a maximum is its place in the window, row * kw + column. A NaN is a maximum. */
+ * The index of a maximum is its position in the window, row * kw + column. A NaN counts as larger than everything. */
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
@@ -39,7 +39,7 @@ dsc_status dsc_ref_shortcut_backward(dsc_queue *q, int64_t stride, const dsc_ten
 
 /* ---- windows ---- */
 
-/* Element of x under place (r, s) of the window of output (n, i, j, c); -1 in the padding. */
+/* The element of x under position (r, s) of the window of output (n, i, j, c); -1 in the padding. */
 static int64_t under_window(const dsc_pool_desc *d, const dsc_tensor *x, const int64_t at[4], int64_t r,
                             int64_t s) {
     int64_t h = at[1] * d->stride_h + r - d->pad_h, w = at[2] * d->stride_w + s - d->pad_w;
@@ -96,7 +96,7 @@ dsc_status dsc_ref_pool_forward(dsc_queue *q, const dsc_pool_desc *desc, const d
     return DSC_OK;
 }
 
-/* Adds the gradient of one output to the elements under its window. */
+/* Distributes the gradient of one output to the elements under its window. */
 static void spread(const dsc_pool_desc *d, const dsc_tensor *index, const dsc_tensor *dy, const int64_t at[4],
                    dsc_tensor *dx) {
     int64_t output = at4(dy, at[0], at[1], at[2], at[3]);
@@ -128,7 +128,7 @@ dsc_status dsc_ref_pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const 
     return DSC_OK;
 }
 
-/* ---- global ---- */
+/* ---- global pooling ---- */
 
 dsc_status dsc_ref_global_pool_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
     (void)q;

@@ -11,7 +11,7 @@ static double diagonal(const dsc_tensor *b, int64_t i) {
     return get(b, at2(b, i, i));
 }
 
-/* The column of the turned basis that column c becomes: how many come before it. */
+/* The column of the turned basis that column c becomes: the number of columns before it. */
 static int64_t place_of(const dsc_tensor *b, int64_t c) {
     int64_t before = 0;
     for (int64_t i = 0; i < b->dim[0]; i++)
@@ -48,7 +48,7 @@ dsc_status dsc_ref_rotation_batch(dsc_queue *q, const dsc_rotation_item *items, 
 
 /* ---- orthonormal columns ---- */
 
-/* H = L L' in the lower triangle, where L is R'; returns 0 when there is none. */
+/* Factorises H = L L' in the lower triangle, where L is R'; returns 0 if there is no such L. */
 static int factorise(dsc_tensor *h) {
     int64_t k = h->dim[0];
     for (int64_t j = 0; j < k; j++)
@@ -66,7 +66,7 @@ static int factorise(dsc_tensor *h) {
     return 1;
 }
 
-/* Z := Z L'^-1, a row after the other. */
+/* Z := Z L'^-1, row by row. */
 static void divide_rows(const dsc_tensor *l, dsc_tensor *z) {
     for (int64_t r = 0; r < z->dim[0]; r++)
         for (int64_t j = 0; j < z->dim[1]; j++) {

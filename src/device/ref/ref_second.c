@@ -56,7 +56,7 @@ dsc_status dsc_ref_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, co
     return DSC_OK;
 }
 
-/* Where column j of row i of d lies in w. */
+/* The place in w of column j of d's row i. */
 static int64_t join_place(const dsc_join_item *item, int64_t i, int64_t j) {
     if (item->channels == 0)
         return i * (item->d.dim[1] - (item->b.data ? 1 : 0)) + j;
