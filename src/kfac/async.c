@@ -1,9 +1,9 @@
 /* Decompositions that run concurrently with the steps (options.async_steps).
  *
  * In step k, in which a decomposition is due, the averages are copied, and a thread decomposes the copies in its own
- * queue. In step k + async_steps, or in the step of the next decomposition if that comes first, all ranks wait for their
- * threads and start to use the results, so which decomposition a step uses depends on the step's number alone. The first
- * decomposition, and the first of another layout, is made synchronously: before it there is none that steps could use.
+ * queue. In step k + async_steps, or in the step of the next decomposition if that comes first, all ranks wait for
+ * their threads and start to use the results: which decomposition a step uses depends on the step's number alone. The
+ * first decomposition, and the first of another layout, is made synchronously: before it there is none to use.
  *
  * The thread works on a twin of the preconditioner: the same layers, plan and options, with its own averages, bases and
  * scratch memory, and without gradients. It sends nothing: communication is left to the caller's thread.

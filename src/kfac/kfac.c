@@ -116,8 +116,7 @@ static dsc_status make_plans(dsc_kfac *k) {
     if (plan->unit_count > 0)
         k->dtype = k->layers[plan->units[0].layer].weight_grad.dtype;
     for (int64_t u = 0; u < plan->unit_count; u++) {
-        const dsc_kfac_layer *l =
-            &k->layers[plan->units[u].layer]; /* the plan has checked that types agree */
+        const dsc_kfac_layer *l = &k->layers[plan->units[u].layer]; /* checked: gradients of one type */
         if (!l->weight_grad.data || l->weight_grad.device != k->device)
             return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its gradients are not on the queue's device",
                             l->name);
