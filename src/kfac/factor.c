@@ -114,8 +114,8 @@ dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f,
 
 /* ---- the end of the exchange ---- */
 
-/* Rescales a batch factor, which is a mean over all passes (A also over the uses in a pass), if its layer did not run in
- * all of them: it becomes a mean over the captures that were made. If the number of uses was not known, A has been a
+/* Rescales a batch factor, which is a mean over all passes (A also over the uses in a pass), if its layer did not run
+ * in all of them: it becomes a mean over those that were captured. If the number of uses was not known, A has been a
  * sum over the uses until now. */
 static dsc_status scale_batch(dsc_kfac *k, dsc_queue *q, int64_t layer, dsc_kfac_factor *f, int side) {
     const dsc_kfac_progress *p = &k->progress[layer];
