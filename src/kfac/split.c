@@ -37,7 +37,7 @@ dsc_status dsc_kfac_split_create(dsc_kfac *k) {
     DSC_TRY(dsc_memory_alloc(count, sizeof *rows, &rows));
     for (int64_t i = 0; i < count; i++)
         rows[i] = (double)k->members[i / 2].factor[i % 2].n;
-    for (int64_t u = 0; u < k->unit_count; u++) /* the sum over all G, at the first unit, then at all of them */
+    for (int64_t u = 0; u < k->unit_count; u++) /* sums of all G, at the first unit, then at all of them */
         rows[2 * k->layouts[0].plan->a_unit[u] + 1] +=
             k->members[u].factor[DSC_KFAC_A].shared ? rows[2 * u + 1] : 0;
     for (int64_t u = 0; u < k->unit_count; u++)
