@@ -1,4 +1,4 @@
-/* Options of the preconditioner: defaults, names, and which of them go together. */
+/* Options of the preconditioner: defaults, names, and which of them can be combined. */
 #include "base/error.h"
 #include "base/option.h"
 #include "base/versioned.h"

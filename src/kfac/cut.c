@@ -216,7 +216,7 @@ dsc_status dsc_kfac_cut_store(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
     const dsc_kfac_item *own = &layout->plan->items[item];
     int64_t n = own->n, *rank = &layout->upkeep[item].rank;
     double mean = 0;
-    /* A of linear layers with one row per sample is the hardest to follow, and stays whole. */
+    /* The A of linear layers with one row per sample is the hardest for a rotation to follow, and stays whole. */
     if (own->side == DSC_KFAC_A && k->progress[dsc_kfac_layer_of(k, own->unit)].by_sample)
         *rank = n;
     if (*rank < n)

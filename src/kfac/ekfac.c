@@ -126,8 +126,8 @@ dsc_status dsc_kfac_ekfac_create(dsc_kfac *k) {
     DSC_TRY(dsc_op_fill(k->queue, 1, &m->ones));
     for (int64_t u = 0; u < n; u++)
         m->samples[u] = dsc_tensor_slice(&m->all_samples, u, 1);
-    /* Captures before the first decomposition read the bases, which have not been written yet; what they add to s does
-     * not matter, because the first decomposition sets s. */
+    /* Captures before the first decomposition read the bases, so they are set to 0. What these captures add to s does
+     * not matter: the first decomposition sets it. */
     if (vectors->data)
         DSC_TRY(dsc_op_fill(k->queue, 0, vectors));
     if (m->foreign_memory.data)

@@ -415,7 +415,7 @@ struct dsc_kfac {
     int decomposed;      /* 1: there are decompositions */
     int active;          /* the index of the layout they belong to */
     int decomposed_now;  /* 1: they were put into use in the last step */
-    double used_damping; /* damping at the last decomposition */
+    double used_damping; /* the damping at the last decomposition */
     double nu;
     dsc_kfac_times times;
     double solve_ms;
@@ -482,8 +482,8 @@ void dsc_kfac_late_finish(dsc_kfac *k);
 
 /* factor.c */
 dsc_status dsc_kfac_factors_create(dsc_kfac *k) DSC_MUST_CHECK;
-/* Checks that the same layers ran everywhere, averages the batch factors over the ranks, and moves the
- * running averages. Collective. */
+/* Checks that the same layers ran everywhere, averages the batch factors over the ranks, and updates the running
+ * averages. Collective. */
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* Moves the average of a factor towards the batch factor x[packed], unless x is not finite. With averages in a half
  * type, x must not be in `packed` or in the first half of `spare`. */
@@ -514,7 +514,7 @@ void dsc_kfac_health_destroy(dsc_kfac *k);
 void dsc_kfac_health_forget(dsc_kfac *k);
 /* Starts copying the products of a step that decomposed to the host. Asynchronous. */
 dsc_status dsc_kfac_health_copy(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
-/* Reads what was copied; waits for the copy. */
+/* Waits for the copy and reads it. */
 dsc_status dsc_kfac_health_read(dsc_kfac *k) DSC_MUST_CHECK;
 
 /* Records which layers' averages were updated in this step. */
@@ -562,7 +562,7 @@ dsc_status dsc_kfac_split_damping(dsc_kfac *k, dsc_queue *q, dsc_status status) 
 /* Returns the damping of a factor for the inverse method, an F64 scalar on the device. */
 dsc_tensor dsc_kfac_damping_of(const dsc_kfac *k, const dsc_kfac_item *item);
 
-/* ekfac.c; all of them do nothing without EKFAC. _create is collective. */
+/* ekfac.c; all of these do nothing without EKFAC. _create is collective. */
 dsc_status dsc_kfac_ekfac_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_ekfac_destroy(dsc_kfac *k);
 /* Adds the moments of a unit's captured samples to those of the step. */

@@ -31,17 +31,17 @@ dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHE
 
 /* lr: the rate of the coming update, for the clip. */
 dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
-/* Ends the captures: averages the batch factors over the ranks and moves the running averages. Collective. */
+/* Ends the captures: averages the batch factors over the ranks and updates the running averages. Collective. */
 dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
-/* Collective. */
+/* Makes the decompositions that are due. Collective. */
 dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
 /* Preconditions the gradients in place and clips them. Collective. */
 dsc_status dsc_kfac_apply(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
 dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
 
-/* After a replay of captures, instead of them: every layer has run in `passes` passes of this step. */
+/* To be called after a replay of captures, in their place: every layer has run in `passes` passes of this step. */
 void dsc_kfac_captured(dsc_kfac *kfac, int64_t passes);
-/* After a replay of dsc_kfac_absorb, instead of it. */
+/* To be called after a replay of dsc_kfac_absorb, in its place. */
 void dsc_kfac_absorbed(dsc_kfac *kfac);
 
 /* Returns what dsc_kfac_apply would do now: 0 work with whole factors, 1 work with diagonal blocks, 2 nothing. */

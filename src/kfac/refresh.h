@@ -14,7 +14,7 @@ typedef struct dsc_refresh_item {
     int64_t item; /* its index in the plan */
     int64_t n, rank;
     int warm;           /* 1: rotated; 0: solved exactly */
-    int pending;        /* 1: rotated in this round */
+    int pending;        /* 1: to be rotated, and then judged, in this round */
     int stored;         /* 1: its result has been stored already, with another rank */
     int refused;        /* 1: its result is not accurate enough */
     int failed;         /* 1: the rotation gave no basis, or values that are not finite */
@@ -39,7 +39,7 @@ typedef struct dsc_refresh_unit {
     dsc_tensor joined;
     dsc_tensor p, r;  /* P; first D - G P A - damping P, then its preconditioned form */
     dsc_tensor space; /* scratch memory for three matrices like D */
-    int judged;       /* 1: eta is known; 0: D is 0, or D or a factor is not finite */
+    int judged;       /* 1: eta is known; 0: it was not needed, D is 0, or D or a factor is not finite */
     double eta;       /* NaN if the bases do not give a finite P */
 } dsc_refresh_unit;
 
