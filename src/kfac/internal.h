@@ -74,18 +74,16 @@ typedef struct dsc_kfac_progress {
     int by_sample;   /* 1: a linear layer whose input has one row per sample */
     /* Late gradients. set: 1 if they were set since the last step. present: 1 if there is one in this step. */
     int set, present;
-    dsc_tensor
-        joined; /* memory for D of all its units, allocated when needed; unused where batches share it */
-    dsc_tensor batch; /* memory for its waiting batch factors where `batches` has none */
+    dsc_tensor joined; /* memory for D of all its units, once needed and unless batches share it */
+    dsc_tensor batch;  /* memory for its waiting batch factors where `batches` has none */
 } dsc_kfac_progress;
 
 /* The decomposition of an item; it has memory only in the item's column. */
 typedef struct dsc_kfac_basis {
     /* [n, rank], of type inverse_dtype: eigenvectors as columns, or the inverse; rank = n unless cut. */
     dsc_tensor vectors;
-    dsc_tensor
-        values;      /* [rank] eigenvalues; no memory with the inverse, or where the outer product is used */
-    dsc_tensor rest; /* stored after them: the mean of the other eigenvalues; no memory if there are none */
+    dsc_tensor values; /* [rank] eigenvalues; no memory with the inverse, or if the outer product is used */
+    dsc_tensor rest;   /* stored after them: the mean of the other eigenvalues; no memory if there are none */
     dsc_tensor stored; /* values and rest together */
 } dsc_kfac_basis;
 
@@ -126,10 +124,9 @@ enum { DSC_KFAC_PARCEL_MESSAGES = 3 };
 
 /* Items of one owner that are solved together and sent together in the column. */
 typedef struct dsc_kfac_parcel {
-    dsc_kfac_turn turn;   /* must be the first field */
-    int64_t first, count; /* a range of layout->order */
-    dsc_tensor vectors,
-        values;        /* messages: all vectors (and outer products) of the parcel; all eigenvalues */
+    dsc_kfac_turn turn;         /* must be the first field */
+    int64_t first, count;       /* a range of layout->order */
+    dsc_tensor vectors, values; /* messages: all vectors (and outer products); all eigenvalues */
     dsc_tensor packed; /* the message sent instead of `vectors` where inverses are sent as triangles */
     dsc_tensor notes;  /* message: F64, the upkeep of its items; no memory where none is sent */
     dsc_request *request[DSC_KFAC_PARCEL_MESSAGES];
@@ -212,8 +209,7 @@ typedef struct dsc_kfac_health_state {
 /* The damping divided between the factors of a unit; it has memory only with options.damping_split. The factor of
  * unit u on side s is at index 2 u + s. */
 typedef struct dsc_kfac_split_state {
-    dsc_tensor
-        diagonal; /* [largest packed] the packed triangle of the identity; products with it are traces */
+    dsc_tensor diagonal; /* [largest packed] the packed identity; dot products with it are traces */
     dsc_tensor traces, rows, dampings; /* F64[2 units] */
 } dsc_kfac_split_state;
 
