@@ -1,22 +1,22 @@
-/* Preconditioning: D -> P for the units of this rank's column, P along the rows of the grid, one clip for
- * all.
+/* Preconditioning: computes P from D for the units of this rank's column, broadcasts it along the rows of the grid, and
+ * clips all of it.
  *
  *   eigen     P = QG [(QG' D QA) / (vG vA' + damping)] QA'
- *             (with EKFAC s instead of vG vA': ekfac.c)
- *   inverse   P = G^-1 D A^-1   (the damping is on the diagonals already)
+ *             (with EKFAC, s in place of vG vA': ekfac.c)
+ *   inverse   P = G^-1 D A^-1   (the inverses already include the damping)
  *   clip      gradients <- nu P,  nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|))
  *
- * After the broadcasts every rank has P of all units and sums <P, D> in the same order, so that nu has the
- * same bits everywhere. */
+ * After the broadcasts every rank has P of all units and adds up <P, D> in the same order, so that nu is bitwise
+ * identical everywhere. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
 
 #include <math.h>
 
-/* P of one batch of units. Equal products of all its cells run together; a cell is a whole unit, or a pair of
- * diagonal blocks, whose piece of D is gathered before and whose piece of P is scattered after the products.
- */
+/* Computes P of one batch of units. The same product of all its cells runs as one batch. A cell is a whole unit, or a
+ * pair of diagonal blocks, whose piece of D is gathered before the products and whose piece of P is scattered after
+ * them. */
 static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
                                      const dsc_kfac_batch *b) {
     int64_t first = b->first_cell, count = b->cell_count;
@@ -40,7 +40,7 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
         for (int64_t i = 0; i < count && k->options.outer_product; i++) {
             dsc_tensor outer = layout->outer[cells[i].unit], full = layout->gemms[0][first + i].c;
             if (k->inverse_dtype !=
-                k->dtype) { /* the first product was used and has the space for a full copy */
+                k->dtype) { /* the first product is no longer needed: its memory takes the converted copy */
                 DSC_TRY(dsc_op_convert(q, &outer, &full));
                 outer = full;
             }
@@ -56,8 +56,8 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
     return DSC_OK;
 }
 
-/* <P, D> of every unit, of a step that decomposed also <P, P> and <D, D>. Where batches share the memory of D, those of
- * the units of batch b, which are 0 before the first batch; else b is NULL. */
+/* Computes <P, D> of every unit and, in a step that decomposed, also <P, P> and <D, D>. If batches share the memory of
+ * D, only those of the units of batch b; the first batch sets all others to 0. Otherwise b is NULL. */
 static dsc_status multiply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout,
                            const dsc_kfac_batch *b) {
     int64_t n = k->unit_count, count = b ? b->count : n;
@@ -91,8 +91,8 @@ static dsc_status multiply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *lay
     return dsc_op_axpby(q, 1, &of_inner, keep, &inner);
 }
 
-/* nu from the sum of <P, D>; units that take no part count 0. A step that decomposed keeps all products for
- * reports. */
+/* Computes nu from the sum of <P, D>, to which units that take no part contribute 0. A step that decomposed keeps all
+ * products for reports. */
 static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     int64_t n = k->unit_count;
     dsc_tensor inner = dsc_tensor_slice(&k->products, 0, n), kept = dsc_tensor_slice(&k->products, n, n);
@@ -110,7 +110,7 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     DSC_TRY(dsc_kfac_tables_solve(k, q, &k->sum));
     DSC_TRY(dsc_kfac_clip_find(k, q));
     if (!dsc_device_is_host(k->device))
-        return DSC_OK; /* a GPU does not wait for nu; it leaves gradients alone where nu is not finite */
+        return DSC_OK; /* a GPU does not wait for nu: it leaves the gradients unchanged if nu is not finite */
     DSC_TRY(dsc_tensor_download(q, &k->nu_tensor, sizeof k->nu, &k->nu));
     if (!isfinite(k->nu))
         return DSC_FAIL(
@@ -121,7 +121,7 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     return DSC_OK;
 }
 
-/* D of the units of a batch that have a gradient; b NULL: of all units. */
+/* Gathers D of those units of a batch that have a gradient. b NULL: of all units. */
 static dsc_status gather_gradients(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout,
                                    const dsc_kfac_batch *b) {
     int64_t count = 0;

@@ -1,12 +1,12 @@
-/* Decompositions beside the steps (options.async_steps).
+/* Decompositions that run concurrently with the steps (options.async_steps).
  *
- * In step k, in which a decomposition is due, the averages are copied, and a thread decomposes the copies in a queue of
- * its own. In step k + async_steps, or in the step of the next decomposition if that comes first, all ranks wait for their
- * threads and start to use the results: which decomposition a step uses depends on its number alone. The first
- * decomposition, and the first of another layout, is made at once: until then there is none that steps could use.
+ * In step k, in which a decomposition is due, the averages are copied, and a thread decomposes the copies in its own
+ * queue. In step k + async_steps, or in the step of the next decomposition if that comes first, all ranks wait for
+ * their threads and start to use the results: which decomposition a step uses depends on the step's number alone. The
+ * first decomposition, and the first of another layout, is made synchronously: before it there is none to use.
  *
- * The thread works on a twin of the preconditioner: the same layers, plan and options, with averages, bases and scratch
- * memory of its own, and without gradients. It sends nothing: communication is left to the caller's thread.
+ * The thread works on a twin of the preconditioner: the same layers, plan and options, with its own averages, bases and
+ * scratch memory, and without gradients. It sends nothing: communication is left to the caller's thread.
  *
  * A checkpoint holds the copies of the averages and what was decided in step k; loading it starts the thread again. */
 #include "kfac/internal.h"
@@ -24,17 +24,17 @@ enum { MESSAGE_SIZE = 1024 };
 
 struct dsc_kfac_async {
     dsc_kfac *twin;
-    dsc_event *copied; /* when the averages have been copied; the twin's queue waits for it */
+    dsc_event *copied; /* recorded after the copy of the averages; the twin's queue waits for it */
     int running;       /* 1: the thread was started and has not been joined */
     pthread_t thread;
-    int index; /* the layout that it decomposes */
+    int index; /* of the layout that it decomposes */
     dsc_status status;
     char message[MESSAGE_SIZE];
 };
 
 /* ---- creation ---- */
 
-/* What the twin shares with the preconditioner, or has the same of. */
+/* Creates the twin: copies what it has in common with the preconditioner, and allocates the rest. */
 static dsc_status make_twin(const dsc_kfac *k, dsc_kfac *twin) {
     twin->is_twin = 1;
     twin->options = k->options;
@@ -126,7 +126,7 @@ static void *work(void *context) {
     return NULL;
 }
 
-/* A copy of a block, where there is one. */
+/* Copies a block if `to` has memory. */
 static dsc_status copy_block(dsc_queue *q, const dsc_tensor *from, dsc_tensor *to) {
     return to->data ? dsc_op_convert(q, from, to) : DSC_OK;
 }
@@ -136,7 +136,8 @@ static void copy_upkeep(const dsc_kfac_layout *from, dsc_kfac_layout *to) {
         memcpy(to->upkeep, from->upkeep, (size_t)to->plan->item_count * sizeof *to->upkeep);
 }
 
-/* The twin gets what a decomposition of this moment would read: with `averages`, or without where these were loaded. */
+/* Gives the twin what a decomposition would read now. averages: 0 if the twin's averages were loaded from a
+ * checkpoint. */
 static dsc_status prepare_twin(dsc_kfac *k, dsc_queue *q, int averages) {
     dsc_kfac *twin = k->async->twin;
     dsc_kfac_layout *layout = &k->layouts[k->async->index], *own = &twin->layouts[k->async->index];
@@ -150,7 +151,7 @@ static dsc_status prepare_twin(dsc_kfac *k, dsc_queue *q, int averages) {
     return copy_block(q, &layout->values, &own->values);
 }
 
-/* Collective. */
+/* Prepares the twin and starts the thread. Collective. */
 static dsc_status start_thread(dsc_kfac *k, dsc_queue *q, int averages) {
     dsc_kfac_async *a = k->async;
     dsc_status status = prepare_twin(k, q, averages);
@@ -177,7 +178,7 @@ dsc_status dsc_kfac_async_start(dsc_kfac *k, dsc_queue *q, int index) {
     twin->decomposed = k->decomposed;
     memcpy(twin->progress, k->progress, (size_t)k->layer_count * sizeof *twin->progress);
     for (int64_t l = 0; l < k->layer_count; l++) {
-        /* It has no gradients, by which a refresh could be judged. */
+        /* The twin has no gradients by which a refresh could be judged. */
         twin->progress[l].captures = twin->progress[l].present = 0;
         twin->progress[l].joined = twin->progress[l].batch = (dsc_tensor){0};
     }
@@ -190,7 +191,7 @@ int dsc_kfac_async_is_due(const dsc_kfac *k) {
     return k->started >= 0 && (k->deciding || k->step >= k->started + k->options.async_steps);
 }
 
-/* Bases of other ranks than before: all ranks learn them, and the memory of both follows. Collective. */
+/* Tells all ranks the new ranks of cut bases, and resizes the bases of both objects accordingly. Collective. */
 static dsc_status share_ranks(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *own,
                               dsc_kfac_layout *layout) {
     dsc_kfac *twin = k->async->twin;

@@ -1,10 +1,10 @@
-/* Device memory, allocated once in large blocks, and where factors and gradients lie in them. */
+/* Device memory, allocated once in large blocks, and where factors and gradients are stored in them. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 
-/* Numbers of the matrices that are solved together at most, unless one matrix per thread is more. */
+/* The largest number of elements of matrices that are solved together, unless one matrix per thread takes more. */
 enum { WAVE_NUMBERS = 1 << 26 };
 
 dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, const int64_t *dim) {
@@ -31,7 +31,8 @@ dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc
 
 /* ---- members ---- */
 
-/* Gradients come from the last layer to the first, and factors leave in that order: slots count from the last unit. */
+/* The backward pass runs from the last layer to the first, and factors are sent in that order: slots count from the
+ * last unit. */
 static void describe_factors(dsc_kfac *k, int64_t unit) {
     const dsc_kfac_plan *plan = k->layouts[0].plan;
     const dsc_kfac_unit *u = &plan->units[unit];
@@ -70,17 +71,17 @@ static dsc_status place_averages(dsc_kfac *k) {
     return DSC_OK;
 }
 
-/* Numbers of a batch factor while it waits. */
+/* Returns the number of elements that a batch factor takes while it waits. */
 static int64_t batch_numbers(const dsc_kfac *k, const dsc_kfac_factor *f) {
     return f->shared ? 0 : k->options.symmetric ? f->packed : f->n * f->n;
 }
 
-/* Batch factors lie in the order in which they travel, those with one destination next to each other: then
- * buckets need no copy. */
+/* Places batch factors in the order in which they are sent, those with the same destination next to each other, so
+ * that buckets need no copies. */
 static dsc_status place_batches(dsc_kfac *k) {
     int64_t total = 0, used = 0;
     int everywhere = dsc_kfac_keeps_everywhere(k), symmetric = k->options.symmetric;
-    /* One capture enters the average at once. On a GPU that takes more launches than moving all averages
+    /* A single capture can update the average at once. On a GPU that takes more launches than updating all averages
      * together, but a framework needs the memory for activations. */
     int at_once = dsc_device_is_host(k->device) || k->any_late;
     if (k->is_twin)
@@ -145,7 +146,7 @@ static dsc_status start_averages(dsc_kfac *k) {
 
 static dsc_status make_scratch(dsc_kfac *k) {
     int half = k->factor_dtype != k->dtype;
-    /* Entries of a state pass through it: the matrices of a norm, and an F64. */
+    /* The entries of a checkpoint pass through `gram`, so it must also hold those of norms and tables, and an F64. */
     int64_t largest = k->largest_n * k->largest_n, most = 3 * k->norms.widest;
     int64_t square = k->tables.widest * k->tables.widest, longest = k->tables.longest;
     most = square > most ? square : most;
@@ -181,8 +182,9 @@ void dsc_kfac_return_solve_space(dsc_kfac *k) {
         dsc_tensor_free(&k->solve);
 }
 
-/* Memory for the matrices that this rank solves at a time: all of them, up to WAVE_NUMBERS on a CPU. With late
- * gradients it is taken for every decomposition: the framework needs it for activations in between. */
+/* Allocates memory for the matrices that this rank solves at a time: all of them, but on a CPU about WAVE_NUMBERS
+ * elements at most. With late gradients it is allocated for each decomposition only, because the framework needs it
+ * for activations in between. */
 static dsc_status make_solve_space(dsc_kfac *k) {
     int64_t largest = 0, total = 0, values = 0, items = 0;
     for (int j = 0; j < k->layout_count; j++) {
@@ -217,8 +219,8 @@ static dsc_status make_solve_space(dsc_kfac *k) {
 
 /* ---- gradients ---- */
 
-/* A gradient with a bias, or in another order than D, is gathered in memory of its own; others serve as D where they
- * are. Late ones get their places in the steps. */
+/* Places D: a gradient with a bias, or in another order than D, is gathered into separate memory; others are used as D
+ * where they are. Late gradients are placed during the steps. */
 static dsc_status place_gradients(dsc_kfac *k) {
     int64_t joined = 0, total = 0, used = 0;
     if (k->is_twin)

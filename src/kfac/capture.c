@@ -1,24 +1,23 @@
-/* Captures: batch factors from the inputs of a layer and the gradients at its outputs.
+/* Captures: compute batch factors from the inputs of a layer and the gradients at its outputs.
  *
- *   A = alpha_A sum a a',  G = alpha_G sum g g'  over all rows that the layer's kind names
+ *   A = alpha_A sum a a',  G = alpha_G sum g g'  over all rows, as defined by the layer's kind
  *                   alpha_A        alpha_G
  *   paper           1 / (N S^2)    M S / scale^2           N samples, S positions, M terms, g of scale * loss
  *   kfac-pytorch    1 / (N S^3)    1 / (N S^3) / scale^2
  *
- * M, the number of terms that the loss is the mean of, is N, unless options.loss_terms says how many a sample has.
- * (With R = N S rows this is sum a a' / R and M sum g g' but for a factor S that moves from A to G.)
+ * M, the number of terms that the loss is the mean of, is N unless options.loss_terms says how many a sample has.
+ * (With R = N S rows this is sum a a' / R and M sum g g', except that a factor S moves from A to G.)
  *
- * With options.factor_samples n, the sums run over the first n of the N samples. g is that of a loss averaged over
- * all N, so that the gradient of one sample's loss is N g, and N becomes n in all alphas but that of G in the
- * paper's scaling, where it is N^2 / n (and M becomes M N / n).
+ * With options.factor_samples n, the sums run over the first n of the N samples. g belongs to a loss averaged over
+ * all N, so the gradient of one sample's loss is N g, and N becomes n in every alpha except that of G in the
+ * paper's scaling, where it becomes N^2 / n (and M becomes M N / n).
  *
- * With sharing reduce, the rows of a linear layer on a sequence of t positions are means, and its g should be sums: alpha_G
- * has one more factor t^2.
+ * With sharing reduce, the rows of a linear layer on sequences of t positions are means, whereas those of g should be
+ * sums: alpha_G is multiplied by t^2.
  *
- * Of m passes with u uses of the layer each, every capture counts alpha_A / (m u) and alpha_G / m: A is the mean
- * over all of them, G the mean over the passes of the sum over the uses. A batch factor is formed in `gram` and
- * waits in the factor's `batch` for other captures and ranks, or enters the average at once when there are
- * none. */
+ * With m passes and u uses of the layer in each, a capture is weighted with alpha_A / (m u) and alpha_G / m: A is the
+ * mean over all captures, G the mean over the passes of the sum over the uses. A batch factor is formed in `gram` and
+ * waits in the factor's `batch` for other captures and ranks, or updates the average at once if there are none. */
 #include "kfac/internal.h"
 
 #include "base/clock.h"
@@ -28,7 +27,7 @@
 
 /* ---- batch factors ---- */
 
-/* alpha of a factor, without the numbers of passes and uses. */
+/* Returns alpha of a factor, not yet divided by the numbers of passes and uses. */
 static double alpha_of(const dsc_kfac *k, dsc_kfac_side side, const dsc_kfac_pass *pass) {
     double n = (double)pass->samples, s = (double)pass->positions, scale = k->loss_scale * k->loss_scale;
     double alpha = 1 / (n * s * s);
@@ -40,8 +39,8 @@ static double alpha_of(const dsc_kfac *k, dsc_kfac_side side, const dsc_kfac_pas
     return side == DSC_KFAC_G ? alpha / scale : alpha;
 }
 
-/* A factor x that was formed with rows of padding, which are 0: the others count in proportion. The rows of a that are
- * left have a 1 for the bias, whose square is the last element. */
+/* Rescales a factor x that was formed with padding rows, which are 0, to the rows that remain. The mean square of the
+ * bias's 1, which is the last element of A, is set to that of rows without padding. */
 static dsc_status leave_padding_out(dsc_queue *q, const dsc_kfac_pass *pass, dsc_kfac_side side, double alpha,
                                     int ones, dsc_tensor *x) {
     dsc_tensor last = dsc_tensor_slice(x, dsc_tensor_count(x) - 1, 1);
@@ -51,8 +50,8 @@ static dsc_status leave_padding_out(dsc_queue *q, const dsc_kfac_pass *pass, dsc
     return ones ? dsc_op_fill(q, alpha * (double)pass->samples, &last) : DSC_OK;
 }
 
-/* Adds what one capture contributes to one factor: alpha sum x x', to the batch factor where that waits for
- * other captures or ranks, else to the running average at once. */
+/* Adds what one capture contributes to one factor, alpha sum x x': to the batch factor if that waits for other captures
+ * or ranks, otherwise directly to the running average. */
 static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_side side,
                              const dsc_kfac_pass *pass, double alpha) {
     const dsc_kfac_rows *rows = &pass->rows[side];
@@ -84,7 +83,7 @@ static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_s
         if (!first)
             DSC_TRY(dsc_op_axpby(q, 1, &to, 1, &f->batch));
     }
-    /* A recording announces nothing: its replays must not depend on what else is in the recording. */
+    /* Nothing is announced in a recording: its replays must not depend on what else is in it. */
     int last = progress->uses > 0 && progress->captures + 1 == k->options.passes * progress->uses;
     if (k->buckets && last && !dsc_queue_is_recording(q)) {
         f->announced = 1;
@@ -95,13 +94,13 @@ static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_s
 
 /* ---- order and type of captured tensors ---- */
 
-/* t[n, channels, h, w] as [n, h, w, channels]; its numbers are still in the old order. */
+/* Returns t[n, channels, h, w] with the shape [n, h, w, channels]; its elements are still in the old order. */
 static dsc_tensor as_nhwc(const dsc_tensor *t) {
     const int64_t dim[4] = {t->dim[0], t->dim[2], t->dim[3], t->dim[1]};
     return t->data && t->ndim == 4 ? dsc_tensor_view(t->device, t->data, t->dtype, 4, dim) : *t;
 }
 
-/* The next piece of `images`, for `count` numbers. While that has no memory yet this only counts. */
+/* Returns the next piece of `images`, for `count` elements. While `images` has no memory yet, it only counts. */
 static void *next_piece(const dsc_kfac *k, int64_t count, dsc_dtype dtype, size_t *used) {
     const size_t alignment = 256;
     char *piece = k->images.data ? (char *)k->images.data + *used : NULL;
@@ -109,10 +108,10 @@ static void *next_piece(const dsc_kfac *k, int64_t count, dsc_dtype dtype, size_
     return piece;
 }
 
-/* A captured tensor, and what has to be done to it before it can be used. */
+/* A captured tensor, and what must be done to it before it can be used. */
 typedef struct incoming {
     const dsc_tensor *given;
-    int turns;  /* 1: its numbers are put into the order [n, h, w, channels] */
+    int turns;  /* 1: its elements are reordered to [n, h, w, channels] */
     int widens; /* 1: they are converted to F32, because the device does not compute in half types */
     void *turned, *wide;
 } incoming;
@@ -129,7 +128,7 @@ static size_t place_incoming(const dsc_kfac *k, incoming *in) {
     return used;
 }
 
-/* seen: the tensors as [n, h, w, channels]. */
+/* Copies captured tensors to the order and type that are needed. seen: the tensors as [n, h, w, channels]. */
 static dsc_status convert_incoming(dsc_kfac *k, dsc_queue *q, incoming *in, const dsc_tensor *seen,
                                    dsc_kfac_pass *pass) {
     dsc_nhwc_item items[DSC_KFAC_SIDES];
@@ -156,8 +155,8 @@ static dsc_status convert_incoming(dsc_kfac *k, dsc_queue *q, incoming *in, cons
     return DSC_OK;
 }
 
-/* What a and g contribute to the factors. Images [n, channels, h, w] are copied in the other order, both
- * tensors by one operation. */
+/* Finds what a and g contribute to the factors. Images [n, channels, h, w] are reordered, both tensors by one
+ * operation. */
 static dsc_status read_sample(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l, const dsc_kfac_sample *s,
                               dsc_kfac_pass *pass) {
     incoming in[DSC_KFAC_SIDES] = {{.given = &s->a}, {.given = &s->g}};
@@ -180,7 +179,7 @@ static dsc_status read_sample(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l
     return any ? convert_incoming(k, q, in, seen, pass) : DSC_OK;
 }
 
-/* Replaces the positions of every sequence [n, t, channels] by their mean, in rows [n, channels]. */
+/* Replaces the positions of every sequence [n, t, channels] by their mean; the rows become [n, channels]. */
 static dsc_status average_positions(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l, dsc_kfac_pass *pass,
                                     int64_t n) {
     const int64_t channels[DSC_KFAC_SIDES] = {l->in_c, l->out_c};
@@ -202,7 +201,7 @@ static dsc_status average_positions(dsc_kfac *k, dsc_queue *q, const dsc_kfac_la
     return DSC_OK;
 }
 
-/* Leaves the first options.factor_samples samples of a capture; returns how many there were for each of them. */
+/* Keeps only the first options.factor_samples samples of a capture; returns the old number / the new one. */
 static double cut_sample(const dsc_kfac *k, dsc_kfac_sample *s) {
     int64_t most = k->options.factor_samples, all = s->a.ndim > 1 ? s->a.dim[0] : 0;
     if (most == 0 || all <= most || s->g.ndim < 2 || s->g.dim[0] != all)
@@ -262,8 +261,9 @@ static dsc_status add_sample(dsc_kfac *k, dsc_queue *queue, int64_t layer, const
     return DSC_OK;
 }
 
-/* The same in the queue for captures, which follows the caller's; that waits for the second last capture. Layers that
- * are skipped count (sample NULL): tensors stay until the second next capture, whichever layer that is of. */
+/* Adds a sample in the queue for captures, which waits for the caller's queue; the caller's queue waits for the capture
+ * before the last. Skipped layers count as captures, too (sample NULL): tensors stay unchanged until the next but one
+ * capture, whichever layer that is. */
 static dsc_status add_beside(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
     dsc_kfac_beside *b = &k->beside;
     dsc_event *done = b->done[b->count % DSC_KFAC_BESIDE];
@@ -309,7 +309,7 @@ void dsc_kfac_beside_destroy(dsc_kfac *k) {
         dsc_event_destroy(&b->done[i]);
 }
 
-/* sample: of this library's size; without memory where it is not needed. */
+/* Captures a layer. sample: a struct of this library's version; its tensors have no memory if they are not needed. */
 static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
     double began = dsc_clock_now();
     DSC_TRY(check_capture(k, queue, layer));

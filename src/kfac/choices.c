@@ -1,4 +1,4 @@
-/* Options of the preconditioner: defaults, names, and which of them go together. */
+/* Options of the preconditioner: defaults, names, and which of them can be combined. */
 #include "base/error.h"
 #include "base/option.h"
 #include "base/versioned.h"
@@ -454,8 +454,8 @@ const char *dsc_kfac_tied_name(dsc_kfac_tied_choice choice) {
 
 /* ---- defaults ---- */
 
-/* Whoever asks for these options by themselves wants K-FAC: it is on. Its decompositions are exact on every device, as
- * they have always been; auto is the default of runs that take their options from the table. */
+/* A caller of the library that asks for these options wants K-FAC, so it is on, and its decompositions are exact on
+ * every device. Runs that take their options from the table have other defaults: K-FAC off, refresh auto. */
 void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size) {
     dsc_kfac_options defaults = {.passes = 1, .health_steps = 100};
     dsc_option_defaults(table, &defaults);
@@ -478,7 +478,7 @@ dsc_kfac_hyper dsc_kfac_hyper_of(const dsc_kfac_options *o) {
                             .diag_blocks = o->diag_blocks};
 }
 
-/* The comparisons are false for NaN, so a NaN is refused, too. */
+/* The comparisons are false for NaN, so a NaN is refused as well. */
 dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_hyper *hyper) {
     if (!(hyper->damping >= (double)FLT_MIN && hyper->damping <= (double)FLT_MAX))
         return DSC_FAIL(DSC_E_INVALID,
@@ -518,7 +518,7 @@ dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_
     return DSC_OK;
 }
 
-/* What does not go together with bases that are not whole. */
+/* Checks the options that cannot be combined with cut bases. */
 static dsc_status check_rank(const dsc_kfac_options *o) {
     if (o->rank == 1)
         return DSC_OK;
@@ -547,7 +547,7 @@ static dsc_status check_rank(const dsc_kfac_options *o) {
     return DSC_OK;
 }
 
-/* What does not go together, given the rows of the grid. */
+/* Checks which options can be combined, given the number of rows of the grid. */
 static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows) {
     if (!o->colocate_factors && (o->strategy == DSC_KFAC_MEM_OPT || o->strategy == DSC_KFAC_LAYER_WISE))
         return DSC_FAIL(DSC_E_INVALID,
@@ -634,7 +634,7 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
     return DSC_OK;
 }
 
-/* What EKFAC goes together with. */
+/* Checks the options that EKFAC can be combined with. */
 static dsc_status check_ekfac(const dsc_kfac_options *o) {
     const char *name = dsc_kfac_ekfac_name(o->ekfac);
     if (o->ekfac == DSC_KFAC_EKFAC_OFF)
@@ -695,7 +695,7 @@ dsc_kfac_refresh dsc_kfac_resolve_refresh(const dsc_kfac_options *options, const
 
 /* ---- the grid ---- */
 
-/* "1/6 (1 worker), 1/3 (2 workers), 1/2 (3 workers), 1 (6 workers)", as many as there is room for. */
+/* Writes a list like "1/6 (1 worker), 1/3 (2 workers), 1/2 (3 workers), 1 (6 workers)", as long as there is room. */
 static const char *valid_fractions(int ranks, char *text, size_t size) {
     enum { ENTRY = 48 };
     size_t used = 0;
@@ -714,7 +714,7 @@ static const char *valid_fractions(int ranks, char *text, size_t size) {
 }
 
 static dsc_status hybrid_rows(double fraction, int ranks, int *rows) {
-    /* what a fraction written in decimal may be off, and what arithmetic adds to that */
+    /* The tolerance for fractions written as decimals, plus rounding errors. */
     const double allowed = 0.01 + 1e-9;
     char valid[512];
     if (!(fraction >= 0 && fraction <= 1))

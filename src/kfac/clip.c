@@ -1,16 +1,17 @@
 /* The KL clip, which bounds how far a step changes the model's output: lr^2 sum nu^2 <P, D> <= bound.
  *
- *   global   nu = min(1, sqrt(bound / |lr^2 sum <P, D>|)), for all of L units
+ *   global   nu = min(1, sqrt(bound / |lr^2 sum <P, D>|)), one factor for all L units
  *   layer    nu_u = min(1, sqrt(bound / (L |lr^2 <P_u, D_u>|))), an equal share of the bound for each
  *
- * Everything stays on the device. With the clip by layer, nu is the mean of all nu_u, for reports; where any
- * product is not finite all of them are NaN, and no gradient is written. */
+ * Everything stays on the device. With the clip by layer, nu is the mean of all nu_u, for reports; if any product is
+ * not finite, all of them are NaN and no gradient is written. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 
-/* A gradient that is the mean of so many batches has as much less noise: see docs/kfac.md. */
+/* The mean of more batches has less noise, so with kl_clip_scaling the bound grows with their number: see
+ * docs/kfac.md. */
 double dsc_kfac_clip_bound(const dsc_kfac *k) {
     double bound = k->hyper.kl_clip;
     if (k->options.kl_clip_scaling == DSC_KFAC_CLIP_RANKS)
@@ -66,7 +67,7 @@ dsc_status dsc_kfac_clip_write(dsc_kfac *k, dsc_queue *q) {
 
 /* ---- the quadratic model's terms ---- */
 
-/* sum nu_u <P_u, D_u> and sum nu_u^2 <P_u, D_u>, on the host. */
+/* Computes sum nu_u <P_u, D_u> and sum nu_u^2 <P_u, D_u>, on the host. */
 static dsc_status terms_of_layers(dsc_kfac *k, dsc_queue *q, double terms[2]) {
     int64_t n = k->unit_count;
     double *host;

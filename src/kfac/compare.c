@@ -1,8 +1,8 @@
-/* Whether the same layers ran on all ranks: one small all-reduce in every step.
+/* Checks that the same layers ran on all ranks, with one small all-reduce in every step.
  *
- * Each rank notes how often every layer ran; the smallest note and the smallest negative note of all ranks
- * differ when ranks do. Where GPU tensors travel without the host (NCCL), the host does not wait for the result:
- * it is copied into page-locked memory, and later steps look whether it has arrived. */
+ * Each rank notes how often every layer ran. The ranks agree if the minimum of a layer's notes is the negative of the
+ * minimum of its negated notes. Where GPU tensors are sent without the host (NCCL), the host does not wait for the
+ * result: it is copied into page-locked memory, and later steps look whether it has arrived. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -10,7 +10,7 @@
 #include "comm/table.h"
 #include "device/recording.h"
 
-/* No note: a place that the copy has not reached yet. */
+/* Marks an element that the copy has not reached yet. */
 static const int32_t missing = INT32_MIN;
 
 dsc_status dsc_kfac_compare_create(dsc_kfac *k) {
@@ -35,15 +35,15 @@ void dsc_kfac_compare_destroy(dsc_kfac *k) {
     dsc_memory_free(&k->ran_host);
 }
 
-/* What ranks compare about a layer: how often it was captured (only whether, where any number may come), and
- * whether it has a late gradient. */
+/* Returns what ranks compare about a layer: how often it was captured (or, with any number of uses, whether it was),
+ * and whether it has a late gradient. */
 static int32_t rank_note(const dsc_kfac *k, int64_t layer) {
     const dsc_kfac_progress *p = &k->progress[layer];
     int64_t captures = p->uses == 0 && p->captures > 0 ? 1 : p->captures;
     return (int32_t)(2 * captures + (k->layers[layer].late_gradients && p->present));
 }
 
-/* The lowest layer whose notes differ; -1: none. */
+/* Returns the lowest layer whose notes differ between ranks; -1: none. */
 static int64_t find_difference(const dsc_kfac *k, const int32_t *notes) {
     for (int64_t i = 0; i < k->layer_count; i++)
         if (notes[i] != -notes[k->layer_count + i])
@@ -89,8 +89,8 @@ dsc_status dsc_kfac_compare_arrived(dsc_kfac *k) {
     return DSC_OK;
 }
 
-/* A place for the result of this step. When all are taken, the host is many steps ahead of the device, and
- * waits for it. */
+/* Finds a place for the result of this step. If all are taken, the host is many steps ahead of the device and waits for
+ * it. */
 static dsc_status take_place(dsc_kfac *k, dsc_queue *q, dsc_kfac_comparison **out) {
     dsc_kfac_comparison *c = &k->comparisons[k->step % DSC_KFAC_COMPARISONS];
     if (c->pending) {

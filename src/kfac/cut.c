@@ -1,14 +1,15 @@
 /* Bases that keep only the leading eigenvectors of large factors, and the mean of the other eigenvalues.
  *
- * What a cut loses depends on the dropped eigenvalues, whose mean m is known; they lie between 0 and l, the smallest
- * of those that are kept. Their standard deviation is at most sqrt(m (l - m)), and they are divided by about m +
- * delta, where delta = damping / largest eigenvalue of the other factor. The quotient of the two, the spread, is
- * small where they are alike or all of them are below delta. The rank of a basis, the number of vectors it keeps,
- * starts at the share that was asked for, doubles while the spread is above 0.3, and is halved again once that
- * leaves it below 0.15. A factor that had to be solved exactly after a refused rotation becomes whole, and stays so.
+ * What a cut loses depends on the dropped eigenvalues, whose mean m is known; they are between 0 and l, the smallest
+ * eigenvalue that is kept. Their standard deviation is at most sqrt(m (l - m)), and preconditioning divides by about
+ * m + delta in their directions, where delta = damping / largest eigenvalue of the other factor. The quotient of the
+ * two, the spread, is small if the dropped eigenvalues are alike or all below delta. The rank of a basis (the number
+ * of vectors it keeps) starts at the requested share, doubles while the spread is above 0.3, and is halved again if
+ * that leaves the spread below 0.15. A factor that had to be solved exactly after a refused rotation becomes whole, and
+ * stays so.
  *
- * The owner of a factor decides. A result whose rank has changed waits in memory of its own (`grown`) until all
- * ranks have learnt the new ranks; then all bases move to new memory. */
+ * The owner of a factor decides. A result whose rank has changed waits in separate memory (`grown`) until all
+ * processes know the new ranks; then all bases move to new memory. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "kfac/refresh.h"
@@ -31,7 +32,7 @@ void dsc_kfac_cut_plan(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t exact
     }
 }
 
-/* 1 when the items of this rank's column have another rank than their memory is for. */
+/* Returns 1 if an item of this rank's column now has another rank than its memory was allocated for. */
 static int is_changed(const dsc_kfac *k, const dsc_kfac_layout *layout) {
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         if (layout->plan->units[layout->plan->items[i].unit].column == k->my_column &&
@@ -40,7 +41,7 @@ static int is_changed(const dsc_kfac *k, const dsc_kfac_layout *layout) {
     return 0;
 }
 
-/* A product with the bases of a unit; its scratch memory is taken from `block`. */
+/* Returns the product with the bases of a unit; its scratch memory is carved from `block`. */
 static dsc_kfac_product product_of(const dsc_kfac *k, const dsc_kfac_layout *layout, int64_t unit,
                                    const dsc_tensor *block, int64_t *used) {
     const dsc_kfac_basis *a = &layout->bases[dsc_kfac_a_item(layout->plan, unit)];
@@ -58,7 +59,7 @@ static dsc_kfac_product product_of(const dsc_kfac *k, const dsc_kfac_layout *lay
     return p;
 }
 
-/* Scratch memory for the products of the largest batch. */
+/* Allocates scratch memory for the products of the largest batch. */
 static dsc_status reserve_scratch(dsc_kfac *k, dsc_kfac_layout *layout) {
     const dsc_tensor none = {.device = k->device, .dtype = k->dtype};
     int64_t most = 0;
@@ -115,7 +116,7 @@ dsc_kfac_basis *dsc_kfac_cut_basis(dsc_kfac_layout *layout, int64_t item) {
     return waits ? &layout->grown[item] : &layout->bases[item];
 }
 
-/* Copies what this rank owns from the old memory, and from where results wait. */
+/* Copies what this rank owns to the new memory: from `grown` if a result waits there, else from the old memory. */
 static dsc_status move_own(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_basis *old) {
     int64_t count = 0;
     for (int64_t i = 0; i < layout->plan->item_count; i++) {
@@ -174,7 +175,7 @@ static dsc_status alloc_grown(dsc_kfac *k, dsc_kfac_layout *layout, int64_t item
     return DSC_OK;
 }
 
-/* Columns of a basis and their values, and the mean of the others. */
+/* Copies the given columns of a basis and their eigenvalues, and the mean of the other eigenvalues. */
 static dsc_status take_columns(dsc_kfac *k, dsc_queue *q, const dsc_tensor *vectors, const dsc_tensor *v,
                                const dsc_tensor *columns, double mean, dsc_kfac_basis *to) {
     const int64_t all[2] = {1, v->dim[0]}, kept[2] = {1, columns->dim[0]};
@@ -193,8 +194,8 @@ static double value_at(const dsc_kfac *k, const void *values, int64_t i) {
     return value > 0 ? value : 0;
 }
 
-/* The rank at which to cut a solved item, from its rank on, and the mean of the eigenvalues that are dropped; v
- * rises. */
+/* Raises the rank at which to cut a solved item as far as needed, and sets *mean to the mean of the eigenvalues that
+ * are dropped. v is in ascending order. */
 static dsc_status choose_rank(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, int64_t item,
                               const dsc_tensor *v, double *mean) {
     int64_t n = v->dim[0], *rank = &layout->upkeep[item].rank;
@@ -215,7 +216,7 @@ dsc_status dsc_kfac_cut_store(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
     const dsc_kfac_item *own = &layout->plan->items[item];
     int64_t n = own->n, *rank = &layout->upkeep[item].rank;
     double mean = 0;
-    /* A of linear layers with one row per sample is the hardest to follow, and stays whole. */
+    /* The A of linear layers with one row per sample is the hardest for a rotation to follow, and stays whole. */
     if (own->side == DSC_KFAC_A && k->progress[dsc_kfac_layer_of(k, own->unit)].by_sample)
         *rank = n;
     if (*rank < n)

@@ -3,8 +3,8 @@
  *   eigen     A = QA diag(vA) QA'    vectors QA[n, n] as columns, values vA[n]
  *   inverse   (A + damping I)^-1     [n, n]   with the damping of this factor (split.c)
  *
- * All ranks of a column begin their broadcasts in the same order; while a rank solves a parcel, those before
- * it travel. A stored decomposition is overwritten only by a solve that succeeded. */
+ * All ranks of a column start their broadcasts in the same order; while a rank solves a parcel, the parcels before it
+ * are being sent. A stored decomposition is overwritten only by a solve that succeeded. */
 #include "kfac/internal.h"
 
 #include "base/clock.h"
@@ -37,7 +37,7 @@ static dsc_status unpack_item(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *
     return dsc_op_gather(q, &whole, &rows, &rows, a);
 }
 
-/* For the inverse, the damping of the item is added to the diagonal. */
+/* Adds the damping of the item to the diagonal of a, with the inverse method only. */
 static dsc_status add_damping(dsc_kfac *k, dsc_queue *q, const dsc_kfac_item *item, dsc_tensor *a) {
     if (k->options.method == DSC_KFAC_EIGEN)
         return DSC_OK;
@@ -51,7 +51,7 @@ static dsc_status load_task(void *context, dsc_queue *q, dsc_tensor *a) {
     return add_damping(t->k, q, &t->layout->plan->items[t->item], a);
 }
 
-/* All at once, unless each goes through scratch memory: blocks, and factors that are stored in a half type. */
+/* All items at once, except that blocks and factors in a half type go one by one through scratch memory. */
 dsc_status dsc_kfac_load_items(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, const int64_t *items,
                                int64_t count) {
     int at_once = !layout->index.data && k->factor_dtype == k->dtype;
@@ -68,8 +68,8 @@ dsc_status dsc_kfac_load_items(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout 
     return DSC_OK;
 }
 
-/* Adds the copies of a solved matrix and its eigenvalues to where they are kept to k->converts, of which *listed
- * are in use. Rounding may have made an eigenvalue of 0 negative. */
+/* Adds the copies that store a solved matrix and its eigenvalues to k->converts, of which *listed are in use.
+ * Eigenvalues are clamped, because rounding may have made a 0 negative. */
 static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t item,
                              const dsc_solve_item *s, int64_t *listed) {
     const dsc_kfac_basis *basis = &layout->bases[item];
@@ -81,8 +81,8 @@ static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
     return DSC_OK;
 }
 
-/* After the batched solver failed on an item: slower methods in turn; when all fail, the earlier
- * decomposition stays in use. */
+/* Tries slower methods in turn after the batched solver failed on an item. If all fail, the earlier decomposition stays
+ * in use. */
 static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s, int64_t *listed) {
     dsc_kfac *k = t->k;
     const dsc_kfac_item *item = &t->layout->plan->items[t->item];
@@ -115,7 +115,7 @@ static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s, int64_t 
 
 /* ---- a parcel ---- */
 
-/* 1/(vG vA' + damping) of the units of a parcel, whose eigenvalues this rank has. */
+/* Computes 1/(vG vA' + damping) for the units of a parcel whose eigenvalues this rank has. */
 static dsc_status form_outer(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_parcel *p) {
     dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
     for (int64_t i = p->first; i < p->first + p->count; i++) {
@@ -133,7 +133,7 @@ static dsc_status form_outer(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
     return DSC_OK;
 }
 
-/* Inverses to packed triangles (pack 1), or back (pack 0). */
+/* Converts inverses to packed triangles (pack 1), or back (pack 0). */
 static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, dsc_kfac_parcel *p,
                               int pack) {
     int64_t used = 0;
@@ -145,7 +145,7 @@ static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
             DSC_TRY(pack ? dsc_op_tri_pack(q, vectors, &triangle) : dsc_op_tri_unpack(q, &triangle, vectors));
             continue;
         }
-        /* Packing works on the arithmetic type only. */
+        /* Packing is implemented for the arithmetic type only. */
         dsc_tensor full = dsc_kfac_carve(&k->gram, &at, 2, vectors->dim);
         dsc_tensor packed = dsc_tensor_slice(&k->packed, 0, count);
         DSC_TRY(dsc_op_convert(q, pack ? vectors : &triangle, pack ? &full : &packed));
@@ -155,7 +155,7 @@ static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
     return DSC_OK;
 }
 
-/* In waves, each with as many items as the scratch memory holds. */
+/* Works in waves, each with as many items as fit into the scratch memory. */
 dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const int64_t *items,
                                 int64_t count) {
     for (int64_t first = 0, next = first; first < count; first = next) {
@@ -185,7 +185,7 @@ dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layo
     return DSC_OK;
 }
 
-/* The decompositions of a parcel of this rank: solved, or refreshed. */
+/* Solves or refreshes the decompositions of a parcel of this rank. */
 static dsc_status fill_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_parcel *p,
                               int warm) {
     if (warm)
@@ -258,12 +258,12 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
             k->solve_ms += 1000 * (dsc_clock_now() - began);
         }
         if (!cut)
-            DSC_TRY(send_parcel(k, q, layout, p)); /* also after a failure: the others wait for it */
+            DSC_TRY(send_parcel(k, q, layout, p)); /* even after a failure: the other ranks wait for it */
     }
     dsc_kfac_return_solve_space(k);
     if (warm)
         dsc_kfac_refresh_end(k);
-    if (cut) /* sizes are known only when all of them are decomposed */
+    if (cut) /* sizes are known only after all items are decomposed */
         DSC_TRY(dsc_kfac_cut_share(k, q, status));
     for (int64_t i = 0; cut && i < layout->parcel_count; i++)
         DSC_TRY(send_parcel(k, q, layout, &layout->parcels[i]));

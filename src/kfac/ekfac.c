@@ -1,30 +1,31 @@
 /* EKFAC: the eigenvalues of a unit are estimated in its basis, instead of being products of the factors'
  * eigenvalues.
  *
- *   s[g_n, a_n]   running average of the second moments of QG' D_n QA, element by element, D_n the gradient of
+ *   s[g_n, a_n]   running average of the elementwise second moments of QG' D_n QA, where D_n is the gradient of
  *                 one sample
  *   P = QG [(QG' D QA) / (s + damping)] QA'
  *
  * Where D_n comes from:
  *
  *   batch     the gradient D of a step is the mean of N of them, and those of different samples are nearly
- *             independent: N (QG' D QA)^2 has the right mean. One operation moves s and divides by it.
- *   samples   the captured tensors. One position a sample: D_n = N g a', so s_batch = N sum (QG' g)^2 (QA' a)^2,
- *             a product of two matrices. Several positions: D_n = N sum g a' over them is formed for a number
- *             of samples at a time.
+ *             independent, so N (QG' D QA)^2 has the right mean. One operation updates s and divides by it.
+ *   samples   the captured tensors. With one position per sample, D_n = N g a', so that
+ *             s_batch = N sum (QG' g)^2 (QA' a)^2, a product of two matrices. With several positions,
+ *             D_n = N sum g a' over them is formed for a number of samples at a time.
  *
- * s has the scale of vG vA', with which it starts at the first decomposition. Later ones change the basis, and
- * s follows: with R = Q_new' Q_old of both factors, s <- (RG o RG) s (RA o RA)', the diagonal, in the new basis,
- * of what s says in the old one. A unit whose factors hold nothing of a batch yet starts again.
+ * s has the scale of vG vA', which is its initial value at the first decomposition. Later decompositions change the
+ * basis, and s is transformed: with R = Q_new' Q_old for both factors, s <- (RG o RG) s (RA o RA)', the diagonal in the
+ * new basis of the matrix that s describes in the old one. A unit whose factors do not contain a batch yet starts
+ * again.
  *
- * s of a unit is kept in its column. Samples are on the rank that has captured them, so that every rank projects its
- * own ones into the bases of all units: those of other columns are sent along the rows after each decomposition. */
+ * s of a unit is kept in its column. Samples stay on the rank that has captured them, so every rank projects its own
+ * samples onto the bases of all units: those of other columns are sent along the rows after each decomposition. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 
-/* Samples, and numbers of scratch memory, that are worked on at a time. */
+/* The largest number of samples, and of elements of scratch memory, that are worked on at a time. */
 enum { MOST_SAMPLES = 256, HOST_NUMBERS = 1 << 22, DEVICE_NUMBERS = 1 << 24 };
 
 static int is_on(const dsc_kfac *k) {
@@ -39,13 +40,13 @@ static int takes_samples(const dsc_kfac *k) {
     return k->options.ekfac == DSC_KFAC_EKFAC_SAMPLES;
 }
 
-/* The item of a factor that a unit uses; factors are whole. */
+/* Returns the item of a factor that a unit uses; factors are whole. */
 static int64_t item_of(const dsc_kfac *k, int64_t unit, int side) {
     const dsc_kfac_plan *plan = k->layouts[0].plan;
     return side == DSC_KFAC_A ? dsc_kfac_a_item(plan, unit) : dsc_kfac_g_item(plan, unit);
 }
 
-/* The vectors of an item of any column, as stored. */
+/* Returns the vectors of an item of any column, as stored. */
 static dsc_tensor *vectors_of(const dsc_kfac *k, int64_t item) {
     return is_mine(k, k->layouts[0].plan->items[item].unit) ? &k->layouts[0].bases[item].vectors
                                                             : &k->moments.foreign[item];
@@ -53,8 +54,8 @@ static dsc_tensor *vectors_of(const dsc_kfac *k, int64_t item) {
 
 /* ---- creation ---- */
 
-/* Moments of this rank's column; batch moments and bases of all units, column by column. While the blocks have no
- * memory yet this only counts. */
+/* Carves the moments of this rank's column, the batch moments of all units and the bases of the other columns out of
+ * their blocks, column by column. While the blocks have no memory yet, it only counts. */
 static void place_moments(dsc_kfac *k, int64_t used[3]) {
     const dsc_kfac_plan *plan = k->layouts[0].plan;
     dsc_kfac_moments *m = &k->moments;
@@ -77,7 +78,8 @@ static void place_moments(dsc_kfac *k, int64_t used[3]) {
     }
 }
 
-/* Averages of batch moments go to the unit's column: to its only rank, or to all ranks where it has several. */
+/* Creates the buckets that average batch moments over the ranks: for the only rank of the unit's column, or for all
+ * ranks if columns have several. */
 static dsc_status make_buckets(dsc_kfac *k) {
     dsc_bucket_options options;
     int *roots = NULL;
@@ -124,7 +126,8 @@ dsc_status dsc_kfac_ekfac_create(dsc_kfac *k) {
     DSC_TRY(dsc_op_fill(k->queue, 1, &m->ones));
     for (int64_t u = 0; u < n; u++)
         m->samples[u] = dsc_tensor_slice(&m->all_samples, u, 1);
-    /* Captures before the first decomposition read bases that nobody has written: s starts after them. */
+    /* Captures before the first decomposition read the bases, so they are set to 0. What these captures add to s does
+     * not matter: the first decomposition sets it. */
     if (vectors->data)
         DSC_TRY(dsc_op_fill(k->queue, 0, vectors));
     if (m->foreign_memory.data)
@@ -146,7 +149,7 @@ void dsc_kfac_ekfac_destroy(dsc_kfac *k) {
         dsc_memory_free(arrays[i]);
 }
 
-/* Scratch memory of `count` numbers. It grows during the first captures and decompositions. */
+/* Makes the scratch memory hold at least `count` elements. It grows during the first captures and decompositions. */
 static dsc_status reserve(dsc_kfac *k, int64_t count) {
     dsc_tensor *work = &k->moments.work;
     if (work->data && dsc_tensor_count(work) >= count)
@@ -160,17 +163,17 @@ static dsc_status reserve(dsc_kfac *k, int64_t count) {
 
 /* A unit's part of a capture, and the scratch memory for some of its samples. */
 typedef struct portion {
-    int64_t unit, samples, positions; /* samples that are worked on at a time */
+    int64_t unit, samples, positions; /* samples: how many are worked on at a time */
     const dsc_kfac_pass *pass;
     double alpha;
     dsc_tensor q[DSC_KFAC_SIDES];    /* the bases */
     dsc_tensor rows[DSC_KFAC_SIDES]; /* [samples * positions, n] of a and of g */
-    dsc_tensor half;                 /* [samples * positions, larger n], before they are converted */
-    /* One position: projections of the rows. Several: D_n and D_n QA, [samples * g_n, a_n]. */
+    dsc_tensor half;                 /* [samples * positions, larger n] rows before they are converted */
+    /* With one position, projections of the rows; with several, D_n and D_n QA, [samples * g_n, a_n]. */
     dsc_tensor x[DSC_KFAC_SIDES];
 } portion;
 
-/* Carves everything out of the scratch memory; returns the numbers it takes. */
+/* Carves everything out of the scratch memory; returns the number of elements that takes. */
 static int64_t place_portion(dsc_kfac *k, portion *p) {
     const dsc_kfac_member *m = &k->members[p->unit];
     const int64_t n[DSC_KFAC_SIDES] = {m->factor[DSC_KFAC_A].n, m->factor[DSC_KFAC_G].n};
@@ -190,7 +193,7 @@ static int64_t place_portion(dsc_kfac *k, portion *p) {
     return used;
 }
 
-/* As many samples at a time as the scratch memory may hold. */
+/* Chooses as many samples at a time as fit into the scratch memory, and allocates that. */
 static dsc_status begin_portion(dsc_kfac *k, dsc_queue *q, portion *p) {
     int64_t limit = dsc_device_is_host(k->device) ? HOST_NUMBERS : DEVICE_NUMBERS;
     int64_t all = p->pass->samples;
@@ -198,7 +201,7 @@ static dsc_status begin_portion(dsc_kfac *k, dsc_queue *q, portion *p) {
     p->samples = 1;
     int64_t one = place_portion(k, p);
     p->samples = 2;
-    int64_t next = place_portion(k, p) - one; /* what one more takes */
+    int64_t next = place_portion(k, p) - one; /* what one more sample takes */
     p->samples = one >= limit ? 1 : 1 + (limit - one) / next;
     if (p->positions > 1 && p->samples > MOST_SAMPLES)
         p->samples = MOST_SAMPLES;
@@ -210,13 +213,13 @@ static dsc_status begin_portion(dsc_kfac *k, dsc_queue *q, portion *p) {
     return DSC_OK;
 }
 
-/* The first rows of a matrix. */
+/* Returns the first rows of a matrix. */
 static dsc_tensor top_rows(const dsc_tensor *t, int64_t rows) {
     const int64_t dim[2] = {rows, t->dim[1]};
     return dsc_tensor_view(t->device, t->data, t->dtype, 2, dim);
 }
 
-/* Rows of a (with the ones of the bias) or of g, for `samples` samples from `first` on. */
+/* Copies rows of a (with the ones for the bias) or of g, from row `first` on, to *out. */
 static dsc_status take_rows(dsc_kfac *k, dsc_queue *q, const portion *p, int side, int64_t first,
                             dsc_tensor *out) {
     const dsc_kfac_rows *rows = &p->pass->rows[side];
@@ -228,7 +231,7 @@ static dsc_status take_rows(dsc_kfac *k, dsc_queue *q, const portion *p, int sid
     return dsc_op_convert(q, &half, out);
 }
 
-/* One position a sample: to += alpha (QG' g)^2 (QA' a)^2 over the rows. */
+/* With one position per sample: to = beta to + alpha sum (QG' g)^2 (QA' a)^2 over the rows. */
 static dsc_status add_rows(dsc_queue *q, const portion *p, const dsc_tensor rows[DSC_KFAC_SIDES], double beta,
                            dsc_tensor *to) {
     dsc_tensor x[DSC_KFAC_SIDES];
@@ -240,7 +243,7 @@ static dsc_status add_rows(dsc_queue *q, const portion *p, const dsc_tensor rows
     return dsc_op_gemm(q, 1, 0, p->alpha, &x[DSC_KFAC_G], &x[DSC_KFAC_A], beta, to);
 }
 
-/* Several positions: to += alpha (QG' D_n QA)^2 over the samples, D_n = sum g a'. */
+/* With several positions: to = beta to + alpha sum (QG' D_n QA)^2 over the samples, D_n = sum g a'. */
 static dsc_status add_gradients(dsc_kfac *k, dsc_queue *q, const portion *p,
                                 const dsc_tensor rows[DSC_KFAC_SIDES], double beta, dsc_tensor *to) {
     int64_t g_n = p->q[DSC_KFAC_G].dim[0], a_n = p->q[DSC_KFAC_A].dim[0];
@@ -299,7 +302,7 @@ dsc_status dsc_kfac_ekfac_exchange(dsc_kfac *k, dsc_queue *q) {
     if (!m->buckets)
         return DSC_OK;
     for (int64_t u = 0; u < k->unit_count; u++) {
-        if (!dsc_kfac_was_captured(k, u)) /* travels with the others, and is left alone afterwards */
+        if (!dsc_kfac_was_captured(k, u)) /* sent with the others, and not used afterwards */
             DSC_TRY(dsc_op_fill(q, 0, &m->batch[u]));
         DSC_TRY(dsc_buckets_ready(m->buckets, u));
     }
@@ -349,7 +352,7 @@ dsc_status dsc_kfac_ekfac_keep(dsc_kfac *k, dsc_queue *q) {
     return dsc_op_convert(q, &k->layouts[0].vectors, &k->moments.old);
 }
 
-/* The ranks of a row are one of each column. */
+/* Broadcasts the vectors of all items along the rows. A row of the grid has one rank of each column. */
 static dsc_status send_bases(dsc_kfac *k) {
     const dsc_kfac_plan *plan = k->layouts[0].plan;
     for (int64_t i = 0; i < plan->item_count; i++)
@@ -365,13 +368,13 @@ dsc_status dsc_kfac_ekfac_share(dsc_kfac *k, dsc_queue *q) {
     if (!takes_samples(k) || !k->row)
         return DSC_OK;
     DSC_TRY(dsc_queue_sync(q));
-    k->broken = 1; /* while messages use the memory */
+    k->broken = 1; /* as long as messages use the memory */
     DSC_TRY(send_bases(k));
     k->broken = 0;
     return DSC_OK;
 }
 
-/* s = vG vA'. */
+/* Sets s = vG vA'. */
 static dsc_status start(dsc_kfac *k, dsc_queue *q, int64_t unit) {
     const dsc_kfac_layout *layout = &k->layouts[0];
     const dsc_tensor *a = &layout->bases[item_of(k, unit, DSC_KFAC_A)].values;
@@ -382,7 +385,7 @@ static dsc_status start(dsc_kfac *k, dsc_queue *q, int64_t unit) {
     return dsc_op_gemm(q, 0, 0, 1, &values_g, &values_a, 0, &k->moments.s[unit]);
 }
 
-/* R o R of R = Q_new' Q_old, for one factor, in `gram`. */
+/* Computes R o R, where R = Q_new' Q_old, for one factor, in `gram`. */
 static dsc_status turn(dsc_kfac *k, dsc_queue *q, int64_t item, dsc_tensor *out) {
     const dsc_kfac_layout *layout = &k->layouts[0];
     dsc_tensor fresh = layout->bases[item].vectors, old = fresh;
@@ -404,7 +407,7 @@ static dsc_status turn(dsc_kfac *k, dsc_queue *q, int64_t item, dsc_tensor *out)
     return dsc_op_map(q, DSC_MAP_MULTIPLY, out, out, 0, out);
 }
 
-/* s <- (RG o RG) s (RA o RA)'. */
+/* Transforms s to the new bases: s <- (RG o RG) s (RA o RA)'. */
 static dsc_status follow(dsc_kfac *k, dsc_queue *q, int64_t unit) {
     const dsc_kfac_unit *u = &k->layouts[0].plan->units[unit];
     const int64_t dim[2] = {u->g_n, u->a_n};
@@ -416,8 +419,8 @@ static dsc_status follow(dsc_kfac *k, dsc_queue *q, int64_t unit) {
     return dsc_op_gemm(q, 0, 0, 1, &squares, &between, 0, &k->moments.s[unit]);
 }
 
-/* N of every unit: the terms of the loss of all ranks and passes. Units that were not captured since a state was loaded keep the
- * number that it had. */
+/* Counts N of every unit: the terms of the loss, over all ranks and passes. Units that have not been captured since a
+ * state was loaded keep the number in that state. */
 static dsc_status count_samples(dsc_kfac *k, dsc_queue *q) {
     dsc_kfac_moments *m = &k->moments;
     size_t bytes = dsc_tensor_bytes(&m->all_samples);
@@ -427,7 +430,7 @@ static dsc_status count_samples(dsc_kfac *k, dsc_queue *q) {
         int64_t samples = k->progress[dsc_kfac_layer_of(k, u)].samples;
         if (samples > 0)
             m->samples_host[u] = (double)(k->options.passes * samples);
-        else if (k->rank > 0) /* every rank has the same number: it counts once */
+        else if (k->rank > 0) /* every rank has the same number: count it once */
             m->samples_host[u] = 0;
     }
     DSC_TRY(dsc_tensor_upload(q, m->samples_host, bytes, &m->all_samples));

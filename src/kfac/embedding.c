@@ -1,19 +1,19 @@
-/* Embeddings: linear layers on inputs with a single 1. A is diagonal, with the shares of the tokens; G is as of any layer.
+/* Embeddings: linear layers on one-hot inputs. A is diagonal and holds the shares of the tokens; G is as for any layer.
  *
- *   A_v = rows with token v / R        R rows with a token, of N samples; the same for positions, 1 / their number where
- *                                      there is no padding. Rows without a token enter neither A nor G
+ *   A_v = rows with token v / R        R rows with a token, of N samples; likewise for positions, where it is 1 / their
+ *                                      number without padding. Rows without a token enter neither A nor G
  *   G   = M sum g g' / loss_scale^2    M terms of the loss: R, or options.loss_terms
  *   P_v = Q [(Q' D_v) / (A_v vG + damping)]    for row v of the gradient D, G = Q diag(vG) Q'; A and G of the last
  *                                              decomposition
  *
- * A tied head is the table of an embedding that a linear layer uses as well. Its gradient D has both parts, and reaches rows
- * that the batch does not have. It is treated as a table whose A is the identity, and whose "G" is the factor A of the
- * linear layer's input: with 1 for A_v the formula above is P = D (A + damping I)^-1.
+ * A tied head is the table of an embedding that a linear layer uses as well. Its gradient D is the sum of both parts,
+ * and is not 0 for rows that do not occur in the batch. It is treated as a table whose A is the identity, and whose "G"
+ * is the factor A of the linear layer's input: with A_v = 1 the formula above is P = D (A + damping I)^-1.
  *
  *   A   = sum a a' / R                 R rows of its input
  *
- * A and G are averaged as other factors are. There are few such tables, so that every rank keeps all of them, decomposes
- * their G whenever decompositions are made (always by eigenvectors, and at once with options.async_steps), and
+ * A and G are averaged like other factors. There are few such tables, so every rank keeps all of them, decomposes their
+ * G whenever decompositions are made (always into eigenvectors, and within the step even with options.async_steps), and
  * preconditions them, whatever the strategy. <P, D> counts in the clip. Layers that did not run keep their gradient. */
 #include "kfac/internal.h"
 
@@ -73,7 +73,8 @@ dsc_status dsc_kfac_tables_find(dsc_kfac *k) {
     return status;
 }
 
-/* Carves everything out of the blocks; used[4] counts their numbers. While they have no memory yet this only counts. */
+/* Carves everything out of the blocks and adds the elements it takes to used[4]. While the blocks have no memory yet,
+ * it only counts. */
 static void place_tables(dsc_kfac_tables *all, int64_t used[4]) {
     for (int64_t i = 0; i < all->count; i++) {
         dsc_kfac_table *t = &all->list[i];
@@ -91,7 +92,7 @@ static void place_tables(dsc_kfac_tables *all, int64_t used[4]) {
     }
 }
 
-/* Averages start as the identity. */
+/* Sets the averages to the identity, with which they start. */
 static dsc_status start(dsc_kfac *k, dsc_kfac_table *t) {
     const int64_t square[2] = {t->width, t->width};
     dsc_tensor one = dsc_tensor_slice(&k->tables.numbers, 0, 1);
@@ -152,7 +153,7 @@ void dsc_kfac_tables_destroy(dsc_kfac *k) {
 
 /* ---- captures ---- */
 
-/* counts[v] = rows with the id v. */
+/* Sets counts[v] to the number of rows with the id v. */
 static dsc_status count_ids(dsc_kfac *k, dsc_queue *q, const dsc_tensor *ids, int64_t rows,
                             dsc_tensor *counts) {
     dsc_kfac_tables *all = &k->tables;
@@ -169,7 +170,7 @@ static dsc_status count_ids(dsc_kfac *k, dsc_queue *q, const dsc_tensor *ids, in
     return dsc_op_embedding_backward(q, ids, &dy, 0, &work, &table);
 }
 
-/* counts[v] = rows of position v that are not padding, which dsc_kfac_padding_apply has found. */
+/* Sets counts[v] to the number of rows of position v that dsc_kfac_padding_apply has found not to be padding. */
 static dsc_status count_positions(dsc_kfac *k, dsc_queue *q, int64_t rows, dsc_tensor *counts) {
     dsc_kfac_tables *all = &k->tables;
     const int64_t v = dsc_tensor_count(counts), dim[2] = {rows / v, v};
@@ -180,8 +181,8 @@ static dsc_status count_positions(dsc_kfac *k, dsc_queue *q, int64_t rows, dsc_t
     return dsc_op_bias_grad(q, &keeps, 0, counts);
 }
 
-/* counts = A of one capture: the share of each token or position in the rows that count, whose number is in numbers[2].
- * Positions have no ids. */
+/* Computes A of one capture, in all->counts: the share of each token or position in the rows that count. For tokens and
+ * with padding, the number of these rows is written to numbers[2]. Positions have no ids. */
 static dsc_status count_tokens(dsc_kfac *k, dsc_queue *q, const dsc_kfac_table *t, const dsc_kfac_sample *s,
                                int64_t rows) {
     dsc_kfac_tables *all = &k->tables;
@@ -221,12 +222,12 @@ static dsc_status check_sample(const dsc_kfac *k, const dsc_kfac_layer *l, const
     return DSC_OK;
 }
 
-/* x as a matrix of rows of `channels` numbers, in a type that the device computes in. */
+/* Reads x as a matrix of rows of `channels` elements, in a type that the device can compute in. */
 static dsc_status read_rows(dsc_kfac *k, dsc_queue *q, const dsc_tensor *x, int64_t channels,
                             dsc_kfac_rows *out) {
     dsc_kfac_tables *all = &k->tables;
     dsc_tensor wide = *x;
-    if (x->dtype != k->dtype && dsc_device_is_host(k->device)) { /* which does not compute in half types */
+    if (x->dtype != k->dtype && dsc_device_is_host(k->device)) { /* the host does not compute in half types */
         DSC_TRY(dsc_kfac_reserve(k, (size_t)dsc_tensor_count(x) * dsc_dtype_size(k->dtype), &all->wide));
         wide.data = all->wide.data;
         wide.dtype = k->dtype;
@@ -236,7 +237,8 @@ static dsc_status read_rows(dsc_kfac *k, dsc_queue *q, const dsc_tensor *x, int6
     return DSC_OK;
 }
 
-/* t->g_batch = keep t->g_batch + alpha times the products of the rows, times a scalar on the device where there is one. */
+/* Computes t->g_batch = keep t->g_batch + alpha scale sum x x' over the rows x; scale: a scalar on the device, no
+ * memory: 1. */
 static dsc_status add_products(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t, const dsc_kfac_rows *rows,
                                double alpha, const dsc_tensor *scale, double keep) {
     dsc_kfac_tables *all = &k->tables;
@@ -272,11 +274,11 @@ static dsc_status capture_embedding(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t
     double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
     double keep = p->captures > 0 ? 1 : 0, scale = k->loss_scale * k->loss_scale * passes;
     const int given = k->options.loss_terms > 0,
-              counted = !given && (s->a.data || s->tokens.data); /* on the device: rows with a token */
+              counted = !given && (s->a.data || s->tokens.data); /* the rows with a token, on the device */
     const double terms = given ? (double)(s->g.dim[0] * k->options.loss_terms) : counted ? 1 : (double)rows;
     dsc_kfac_pass pass = {.samples = rows};
     DSC_TRY(read_rows(k, q, &s->g, t->width, &pass.rows[DSC_KFAC_G]));
-    const dsc_tensor *tokens = s->a.data ? &s->a : &s->tokens; /* below 0 for rows that do not count */
+    const dsc_tensor *tokens = s->a.data ? &s->a : &s->tokens; /* negative for rows that do not count */
     if (tokens->data)
         DSC_TRY(dsc_kfac_padding_apply(k, q, &k->layers[t->layer], tokens, &pass));
     DSC_TRY(count_tokens(k, q, t, s, rows));
@@ -293,7 +295,7 @@ dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, con
 
 /* ---- averages ---- */
 
-/* Makes A the mean over the captures that came; before the exchange, since ranks may differ in their number. */
+/* Makes A the mean over the captures that were made; before the exchange, because ranks may differ in their number. */
 static dsc_status scale_a(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
     const dsc_kfac_progress *p = &k->progress[t->layer];
     const double all = (double)k->options.passes * (p->uses > 0 ? (double)p->uses : 1);
@@ -313,7 +315,7 @@ dsc_status dsc_kfac_tables_exchange(dsc_kfac *k, dsc_queue *q) {
             continue;
         if (!t->list[i].is_head)
             DSC_TRY(dsc_op_fill(q, 0, &t->list[i].a_batch));
-        DSC_TRY(dsc_op_fill(q, 0, &t->list[i].g_batch)); /* travels with the others, and is left alone */
+        DSC_TRY(dsc_op_fill(q, 0, &t->list[i].g_batch)); /* sent with the others, and not used */
     }
     DSC_TRY(dsc_buckets_ready(t->buckets, 0));
     return dsc_buckets_wait(t->buckets);
@@ -359,14 +361,14 @@ static dsc_status decompose(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
     DSC_TRY(dsc_solver_eigen.batch(q, &item, 1, &all->work));
     if (item.failed) {
         DSC_TRY(dsc_solve_retry(&dsc_solver_eigen, q, load, t, 0, &item.a, &item.v, &solved));
-        k->counters[DSC_KFAC_RETRIED] += k->rank == 0; /* all ranks solve the same */
+        k->counters[DSC_KFAC_RETRIED] += k->rank == 0; /* all ranks solve the same problem */
         k->counters[DSC_KFAC_FAILED] += !solved && k->rank == 0;
     }
     if (!solved && k->rank == 0)
         dsc_log(DSC_LOG_WARNING, "K-FAC: %s '%s' cannot be decomposed: %s",
                 t->is_head ? "A of the tied head" : "G of the table", k->layers[t->layer].name,
                 t->decomposed ? "the last decomposition stays in use" : "it keeps its gradient");
-    if (!solved) /* the earlier decomposition stays in use, or the plain gradient */
+    if (!solved) /* the earlier decomposition stays in use, or else the gradient stays as it is */
         return DSC_OK;
     t->decomposed = 1;
     const dsc_convert_item copies[3] = {{.src = item.a, .dst = t->vectors},

@@ -1,20 +1,20 @@
-/* The error that refreshed bases leave in a unit's preconditioned gradient. P = M^-1 D should solve
- * G P A + damping P = D, with M^-1 the preconditioner that the bases make. Its error is about
+/* Estimates the error that refreshed bases leave in a unit's preconditioned gradient. P = M^-1 D should solve
+ * G P A + damping P = D, where M^-1 is the preconditioner formed from the bases. Its relative error is about
  *
  *   eta = |M^-1 R| / |P|,  R = D - G P A - damping P
  *
- * Products before a division by eigenvalues are in float32: the division magnifies their errors. */
+ * Products before a division by eigenvalues are in float32, because the division magnifies their errors. */
 #include "kfac/refresh.h"
 
 #include "base/error.h"
 
 #include <math.h>
 
-/* Bases with residuals up to this are taken as they are: it is half of the limit for those that cannot be
- * judged, and eta costs as much as three steps' preconditioning. */
+/* Bases with residuals up to this are accepted without computing eta, which costs as much as the preconditioning of
+ * three steps. It is half of the limit for bases that cannot be judged by eta. */
 static const double sure_residual = 0.1;
 
-/* P from D (residual 0), or the preconditioned form of R from R, through the bases of the active units. */
+/* Multiplies D (residual 0) or R (residual 1) of the active units by M^-1; the results are P, or overwrite R. */
 static dsc_status precondition(dsc_refresh_wave *w, int residual) {
     dsc_tensor damping = dsc_tensor_slice(&w->k->numbers, DSC_KFAC_DAMPING, 1);
     int64_t count = 0;
@@ -38,7 +38,7 @@ static dsc_status precondition(dsc_refresh_wave *w, int residual) {
     return dsc_kfac_multiply(w->queue, &damping, w->products, count, &w->lists);
 }
 
-/* R = D - damping P - G P A. */
+/* Computes R = D - damping P - G P A. */
 static dsc_status find_residuals(dsc_refresh_wave *w) {
     dsc_gemm_item *gemms = w->lists.gemms;
     dsc_convert_item *copies = w->k->converts;
@@ -67,7 +67,7 @@ static dsc_status find_residuals(dsc_refresh_wave *w) {
     return dsc_op_gemm_batch(w->queue, gemms, count);
 }
 
-/* |M^-1 R|^2, |P|^2 and |D|^2 of every active unit, and eta from them. */
+/* Computes |M^-1 R|^2, |P|^2 and |D|^2 of every active unit, and eta from them. */
 static dsc_status read_norms(dsc_refresh_wave *w) {
     int64_t count = 0;
     for (int64_t i = 0; i < w->unit_count; i++) {
@@ -88,15 +88,15 @@ static dsc_status read_norms(dsc_refresh_wave *w) {
         if (!u->active)
             continue;
         const double *norms = w->host + 3 * count++;
-        /* Where P is finite and M^-1 R is not, the factors themselves are not finite, which tells nothing
-         * about the bases. */
+        /* If P is finite and M^-1 R is not, the factors themselves are not finite, which says nothing about the
+         * bases. */
         u->judged = isfinite(norms[2]) && norms[2] > 0 && (isfinite(norms[0]) || !isfinite(norms[1]));
         u->eta = u->judged ? sqrt(norms[0]) / sqrt(norms[1]) : NAN;
     }
     return DSC_OK;
 }
 
-/* D of the active units. */
+/* Gathers D of the active units. */
 static dsc_status gather_gradients(dsc_refresh_wave *w) {
     int64_t count = 0;
     for (int64_t i = 0; i < w->unit_count; i++) {
@@ -111,7 +111,7 @@ static dsc_status gather_gradients(dsc_refresh_wave *w) {
     return dsc_op_join_batch(w->queue, w->k->joins, count);
 }
 
-/* Whether the residuals leave a doubt about the unit's bases. */
+/* Returns 1 unless the residuals alone show that the unit's bases are accurate. */
 static int is_doubtful(const dsc_refresh_wave *w, const dsc_refresh_unit *u) {
     const dsc_refresh_item *a = &w->items[u->a], *g = &w->items[u->g];
     return (a->warm && !(a->residual <= sure_residual)) || (g->warm && !(g->residual <= sure_residual));

@@ -2,8 +2,8 @@
  *
  *   average   F <- decay F + (1 - decay) F_batch, unless F_batch is not finite
  *
- * With options.warmup_factors the n-th update of a layer has the decay min(decay, 1 - 1/n). A batch factor that is
- * not finite counts as well: which ones were refused only the device knows.
+ * With options.warmup_factors the n-th update of a layer has the decay min(decay, 1 - 1/n). Updates whose batch factor
+ * was rejected because it is not finite count, too: only the device knows which ones were.
  *
  * Averages are packed lower triangles. */
 #include "kfac/internal.h"
@@ -24,7 +24,7 @@ dsc_status dsc_kfac_factors_create(dsc_kfac *k) {
     options.bytes = k->options.bucket_bytes;
     options.wire = k->factor_dtype == k->dtype ? DSC_F32 : k->factor_dtype;
     options.traffic = DSC_TRAFFIC_FACTORS;
-    options.divide_first = 1; /* factors may be large: their sum over the ranks need not fit into fp16 */
+    options.divide_first = 1; /* factors may be large: their sum over the ranks might overflow in fp16 */
     DSC_TRY(dsc_memory_alloc(count, sizeof *tensors, &tensors));
     dsc_status status = dsc_memory_alloc(count, sizeof *roots, &roots);
     for (int64_t u = 0; status == DSC_OK && u < k->unit_count; u++) {
@@ -77,8 +77,8 @@ dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor
     return dsc_op_convert(q, &f->average, out);
 }
 
-/* An average stored in a half type: computed in the arithmetic type, rounded, and kept only if rounding left
- * it finite. */
+/* Updates an average that is stored in a half type: computes it in the arithmetic type, rounds it, and keeps the result
+ * only if it is finite after rounding. */
 static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const dsc_tensor *x,
                              dsc_tensor *bad) {
     dsc_tensor old = dsc_tensor_slice(&k->packed, 0, f->packed);
@@ -114,9 +114,9 @@ dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f,
 
 /* ---- the end of the exchange ---- */
 
-/* Batch factors hold the mean over all passes, and A that over the uses in a pass. Where a layer did not run in
- * all of them, the mean is taken over those that came; where the number of uses was not known, A is the sum
- * over them until here. */
+/* Rescales a batch factor, which is a mean over all passes (A also over the uses in a pass), if its layer did not run
+ * in all of them: it becomes a mean over those that were captured. If the number of uses was not known, A has been a
+ * sum over the uses until now. */
 static dsc_status scale_batch(dsc_kfac *k, dsc_queue *q, int64_t layer, dsc_kfac_factor *f, int side) {
     const dsc_kfac_progress *p = &k->progress[layer];
     double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
@@ -128,8 +128,8 @@ static dsc_status scale_batch(dsc_kfac *k, dsc_queue *q, int64_t layer, dsc_kfac
     return scale == 1 ? DSC_OK : dsc_op_axpby(q, scale, &f->batch, 0, &f->batch);
 }
 
-/* Announces to the exchange what the last capture did not: layers that ran less often than expected, or in no
- * pass (they travel with the others and are left alone afterwards), and replays. */
+/* Announces to the exchange the factors that no capture has announced: those of layers that ran less often than
+ * expected or not at all (the latter are sent with the others and then ignored), and those of replayed captures. */
 static dsc_status announce_rest(dsc_kfac *k, dsc_queue *q) {
     for (int64_t i = DSC_KFAC_SIDES * k->unit_count - 1; i >= 0; i--) {
         int64_t u = i / 2, layer = dsc_kfac_layer_of(k, u);
@@ -148,8 +148,8 @@ static dsc_status announce_rest(dsc_kfac *k, dsc_queue *q) {
     return DSC_OK;
 }
 
-/* The averages that this rank keeps take in the batch factors that waited, all at once where possible. Layers
- * that did not always run together have decays of their own; a recording holds none of that kind. */
+/* Updates the averages that this rank keeps with the batch factors that waited, all at once where possible. Layers that
+ * did not always run together may have different decays; this does not occur in a recording. */
 static dsc_status move_averages(dsc_kfac *k, dsc_queue *q) {
     int together = k->options.symmetric && k->factor_dtype == k->dtype;
     int64_t count = 0, before = -1;
@@ -172,8 +172,8 @@ static dsc_status move_averages(dsc_kfac *k, dsc_queue *q) {
         } else if (k->options.symmetric) {
             DSC_TRY(dsc_kfac_factor_absorb(k, q, f, &f->batch));
         } else {
-            /* The mean over the ranks may have lost its symmetry by rounding: the lower triangle counts. The
-             * triangle fits into the scratch of the matrix. */
+            /* Rounding may have made the mean over the ranks asymmetric: the lower triangle is used. It fits into the
+             * scratch memory of the matrix. */
             dsc_tensor packed = dsc_tensor_slice(&k->gram, 0, f->packed);
             DSC_TRY(dsc_op_tri_pack(q, &f->batch, &packed));
             DSC_TRY(dsc_kfac_factor_absorb(k, q, f, &packed));
@@ -195,7 +195,7 @@ void dsc_kfac_factors_note(dsc_kfac *k) {
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
     int64_t differs;
     DSC_TRY(dsc_kfac_compare(k, q, &differs));
-    if (k->updating) { /* also when ranks differ: the others wait for it */
+    if (k->updating) { /* even if ranks differ: the others wait for it */
         DSC_TRY(announce_rest(k, q));
         if (k->buckets) {
             k->broken = 1;

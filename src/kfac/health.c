@@ -1,9 +1,9 @@
-/* Whether K-FAC has the effect that it is meant to have: cosines between D and P, refused refreshes, the clip.
+/* Checks that K-FAC has its intended effect: cosines between D and P, refused refreshes, the clip.
  *
  * A step that decomposed leaves <P, D>, <P, P> and <D, D> of every unit and nu on the device. They are copied to
  * the host at the end of that step, and read before the next decomposition or when the caller asks: other steps
- * neither copy nor wait. A condition that held in all of these steps, over options.health_steps steps at least,
- * is an alarm. */
+ * neither copy nor wait. A condition that held in all steps that decomposed, over at least options.health_steps
+ * steps, raises an alarm. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -62,8 +62,8 @@ static int is_convolution(const dsc_kfac_unit *unit) {
     return unit->kind == DSC_KFAC_CONV2D || unit->kind == DSC_KFAC_CONV_TRANSPOSE2D;
 }
 
-/* The smallest cosine of the convolutions that took part, of all layers where there is no convolution; NaN:
- * none did. */
+/* Returns the smallest cosine of the convolutions that took part, or of all layers if there is no convolution; NaN if
+ * none took part. */
 static double smallest_cosine(const dsc_kfac *k) {
     const dsc_kfac_plan *plan = k->layouts[0].plan;
     const double *p = k->health.products;
@@ -74,7 +74,7 @@ static double smallest_cosine(const dsc_kfac *k) {
     for (int64_t u = 0; u < n; u++) {
         double norms = sqrt(p[n + u]) * sqrt(p[2 * n + u]);
         if (norms > 0 && (convolutions == 0 || is_convolution(&plan->units[u])))
-            smallest = fmin(smallest, p[u] / norms); /* fmin takes the number of a number and a NaN */
+            smallest = fmin(smallest, p[u] / norms); /* fmin of a number and a NaN is the number */
     }
     return smallest;
 }
@@ -101,7 +101,7 @@ dsc_status dsc_kfac_health_read(dsc_kfac *k) {
     return DSC_OK;
 }
 
-/* 1 when the condition has held long enough. */
+/* Returns 1 if the condition of an alarm has held long enough. */
 static int is_given(const dsc_kfac *k, int alarm) {
     int64_t since = k->health.since[alarm];
     return since >= 0 && k->step - since >= k->options.health_steps;

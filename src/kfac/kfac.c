@@ -2,7 +2,7 @@
  *
  *   begin -> captures -> prepare -> absorb -> decompose -> apply -> finish
  *
- * Stages that work are factor.c (captures, absorb), decompose.c and apply.c. */
+ * The work itself is in capture.c (captures), factor.c (absorb), decompose.c and apply.c. */
 #include "kfac/internal.h"
 
 #include "base/clock.h"
@@ -16,7 +16,7 @@
 
 /* ---- creation ---- */
 
-/* Everything but the communicators. */
+/* Frees everything except the communicators, the buckets and the asynchronous decompositions. */
 static void free_local(dsc_kfac **kfac) {
     dsc_kfac *k = *kfac;
     dsc_kfac_beside_destroy(k);
@@ -58,8 +58,8 @@ void dsc_kfac_destroy(dsc_kfac **kfac) {
     free_local(kfac);
 }
 
-/* 1 when messages may be under way: between the captures of a step that moves the averages and its end, or
- * after a failure. */
+/* Returns 1 if messages may be under way: between the captures of a step that updates the averages and the end of its
+ * exchange, or after a failure. */
 static int has_messages(const dsc_kfac *k) {
     if (k->ranks == 1)
         return 0;
@@ -116,7 +116,7 @@ static dsc_status make_plans(dsc_kfac *k) {
     if (plan->unit_count > 0)
         k->dtype = k->layers[plan->units[0].layer].weight_grad.dtype;
     for (int64_t u = 0; u < plan->unit_count; u++) {
-        const dsc_kfac_layer *l = &k->layers[plan->units[u].layer]; /* checked: one type, one device */
+        const dsc_kfac_layer *l = &k->layers[plan->units[u].layer]; /* checked: gradients of one type */
         if (!l->weight_grad.data || l->weight_grad.device != k->device)
             return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its gradients are not on the queue's device",
                             l->name);
@@ -149,7 +149,7 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
     return DSC_OK;
 }
 
-/* A hash of everything that must be the same on all ranks. */
+/* Returns a hash of everything that must be the same on all ranks. */
 static int64_t fingerprint(const dsc_kfac *k) {
     const dsc_kfac_options *o = &k->options;
     const int64_t choices[] = {
@@ -202,7 +202,7 @@ static dsc_status check_alike(dsc_kfac *k) {
     return DSC_OK;
 }
 
-/* Communicators of the grid. Collective, so it comes after everything that can fail on one rank alone. */
+/* Creates the communicators of the grid. Collective, so it comes after everything that can fail on one rank alone. */
 static dsc_status make_groups(dsc_kfac *k, dsc_comm *comm) {
     DSC_TRY(dsc_comm_split(comm, 0, k->rank, &k->control));
     DSC_TRY(dsc_comm_split(comm, 0, k->rank, &k->exchange));
@@ -350,7 +350,7 @@ dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) {
     DSC_TRY(check_step(kfac, queue));
     DSC_TRY(dsc_kfac_join_captures(kfac, queue));
     dsc_status status = dsc_kfac_factors_finish(kfac, queue);
-    kfac->absorbed = 1; /* also after a failure: the exchange is over, and the step may be begun again */
+    kfac->absorbed = 1; /* even after a failure: the exchange is over, and the step may be begun again */
     kfac->begun = status == DSC_OK;
     kfac->times.factor += 1000 * (dsc_clock_now() - began);
     return status;
@@ -433,7 +433,7 @@ int dsc_kfac_covers(const dsc_kfac *kfac, int64_t layer) {
 }
 
 dsc_status dsc_kfac_nu(dsc_kfac *kfac, dsc_queue *queue, double *nu) {
-    if (!dsc_device_is_host(kfac->device)) { /* on the host the step has read it */
+    if (!dsc_device_is_host(kfac->device)) { /* on the host, the step has read it already */
         DSC_TRY(dsc_tensor_download(queue, &kfac->nu_tensor, sizeof kfac->nu, &kfac->nu));
         DSC_TRY(dsc_queue_sync(queue));
     }

@@ -1,7 +1,7 @@
 /* Reports, gathered from all ranks.
  *
- *   cosine       <P, D> / (|P| |D|) of the last step that decomposed
- *   condition    (a_max g_max + damping) / (a_min g_min + damping) of its eigenvalues */
+ *   cosine       <P, D> / (|P| |D|) in the last step that decomposed
+ *   condition    (a_max g_max + damping) / (a_min g_min + damping), from its eigenvalues */
 #include "base/error.h"
 #include "base/memory.h"
 #include "kfac/kfac_parts.h"
@@ -10,8 +10,9 @@
 #include <math.h>
 #include <string.h>
 
-enum { EXTREMES = 4 }; /* of a unit: -min and max of A, of G */
-/* Of both sides of a spectrum, those that are added up, and -least and most of both. */
+enum { EXTREMES = 4 }; /* numbers for each unit: -min and max of A, then of G */
+/* Of the spectra of A and G together: how many numbers are added up over the ranks; how many maxima there are (-least
+ * and most of each). */
 enum { SPECTRUM_SUMS = 2 * (3 + DSC_KFAC_SPECTRUM_BUCKETS), SPECTRUM_ENDS = 4 };
 
 static int64_t larger(int64_t a, int64_t b) {
@@ -45,7 +46,7 @@ static dsc_status reduce(dsc_kfac *k, dsc_queue *q, int64_t count, dsc_reduction
     return dsc_queue_sync(q);
 }
 
-/* Batch factors that were rejected, counted once: by the rank that owns the factor. */
+/* Counts the batch factors that were rejected, each on the rank that owns the factor only. */
 static dsc_status count_rejected(dsc_kfac *k, dsc_queue *q, double *out) {
     *out = 0;
     if (k->unit_count == 0)
@@ -60,7 +61,8 @@ static dsc_status count_rejected(dsc_kfac *k, dsc_queue *q, double *out) {
     return DSC_OK;
 }
 
-/* Sums over the ranks: counters, and each rank's time in its own place. */
+/* Gathers the counters, summed over the ranks, and the solve time of each rank, which is summed with zeros from the
+ * others. */
 static dsc_status gather_counters(dsc_kfac *k, dsc_queue *q, double counters[DSC_KFAC_COUNTERS],
                                   double *solve_ms) {
     double rejected;
@@ -88,8 +90,8 @@ dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[DSC_KFAC_CO
     return DSC_OK;
 }
 
-/* Smallest and largest eigenvalue of the items of this rank, [2 items] in gathered_host. Values of an item rise,
- * so the first and the last are enough; those of a rotated basis have no order. */
+/* Reads the smallest and largest eigenvalue of this rank's items into gathered_host, [2 items]. Exact solves give
+ * eigenvalues in ascending order, so the first and the last are enough; those of a rotated basis have no order. */
 static dsc_status read_extremes(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout) {
     int64_t items = layout->plan->item_count;
     if (k->wave) {
@@ -115,7 +117,7 @@ static dsc_status read_extremes(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout
     return dsc_queue_sync(q);
 }
 
-/* The same of both factors of every unit, over its blocks, from their owners; minima travel negated, as
+/* Gathers the same for both factors of every unit, over its blocks, from their owners. Minima are sent negated, as
  * maxima. */
 static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
     const dsc_kfac_layout *layout = &k->layouts[k->active];
@@ -201,7 +203,7 @@ dsc_status dsc_kfac_get_spectrum(dsc_kfac *kfac, dsc_queue *queue, dsc_kfac_spec
     if (k->options.method != DSC_KFAC_EIGEN || !k->decomposed || k->unit_count == 0)
         return DSC_OK;
     DSC_TRY(count_values(k, queue, spectrum));
-    for (int s = 0; s < 2; s++) { /* count, sum, squares and the buckets are next to each other */
+    for (int s = 0; s < 2; s++) { /* count, sum, squares and the buckets are contiguous */
         memcpy(numbers + s * (SPECTRUM_SUMS / 2), &spectrum[s].count, SPECTRUM_SUMS / 2 * sizeof *numbers);
     }
     DSC_TRY(reduce(k, queue, SPECTRUM_SUMS, DSC_SUM));

@@ -1,9 +1,9 @@
 /* Convolutions: a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c], weight[out_c, kernel_h, kernel_w, in_c /
  * groups].
  *
- * Every group is a unit. Rows of A are patches of the input, kernel_h * kernel_w * in_c / groups numbers and
- * 1 for the bias; rows of G are the out_c / groups gradients at one position. N is the number of images, S
- * the number of output positions. */
+ * Every group is a unit. The rows of A are patches of the input: kernel_h * kernel_w * in_c / groups elements, and a 1
+ * for the bias. The rows of G are the out_c / groups gradients at one position. N is the number of images, S the number
+ * of output positions. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"
@@ -53,7 +53,7 @@ dsc_status dsc_kfac_conv_check(const dsc_kfac_layer *layer) {
         return DSC_FAIL(DSC_E_INVALID,
                         "layer '%s': %lld groups: must divide its %lld input and %lld output channels",
                         layer->name, (long long)s->groups, (long long)s->in_c, (long long)s->out_c);
-    /* Before the product is multiplied by the channels, so that it cannot overflow. */
+    /* Checked before the product is multiplied by the channels, so that this cannot overflow. */
     return dsc_kfac_check_rows(layer, layer->kind == DSC_KFAC_CONV2D ? 'A' : 'G', s->kernel_h * s->kernel_w);
 }
 
@@ -85,8 +85,8 @@ static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
                             .g_n = s->out_c / s->groups};
 }
 
-/* Blocks follow the input channels, the kernel positions of one channel next to each other; weights have the
- * channels of one kernel position next to each other. The bias is last in both orders. */
+/* Diagonal blocks are groups of input channels, so the kernel positions of a channel are next to each other; in the
+ * weights, the channels of a kernel position are next to each other. The bias is last in both orders. */
 static int64_t column(const dsc_kfac_layer *layer, int64_t j) {
     const dsc_conv2d_shape *s = layer->conv;
     int64_t patch = s->kernel_h * s->kernel_w, channels = s->in_c / s->groups;

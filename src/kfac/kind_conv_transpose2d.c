@@ -1,16 +1,16 @@
 /* Transposed convolutions of one group: a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c], weight[in_c, kernel_h,
  * kernel_w, out_c].
  *
- * A pixel of the input is multiplied by the weight, a matrix, and the products are added to a patch of the output, which is
- * the patch that the convolution from output to input (dsc_conv_transposed) reads at this pixel. So the layer is linear
- * in every pixel, followed by a sum of overlapping patches, and its gradient is D = sum g a' over the pixels with
+ * Each pixel of the input is multiplied by the weight as a matrix, and the products are added to a patch of the output:
+ * the patch that the convolution from output to input (dsc_conv_transposed) reads at this pixel. So the layer is a
+ * linear layer on pixels, followed by a sum of overlapping patches. Its gradient is D = sum g a' over the pixels, with
  *
- *   a   the in_c numbers of the pixel
+ *   a   the in_c elements of the pixel
  *   g   the kernel_h * kernel_w * out_c gradients in its patch; 0 where padding has cut off the output
  *
- * N is the number of images and S that of input positions, so that with R = N S pixels and M terms of the loss the
- * paper's scaling gives A (x) G = sum a a' / R (x) M sum g g'. The weight lies in memory as D', from where D is gathered.
- * A bias counts at output positions, not at pixels of the input: it is no column of D and keeps its gradient. */
+ * N is the number of images and S that of input positions, so with R = N S pixels and M terms of the loss the paper's
+ * scaling gives A (x) G = sum a a' / R (x) M sum g g'. The weight is stored as D', from which D is gathered.
+ * A bias is added at output positions, not at pixels of the input: it is not a column of D and keeps its gradient. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"

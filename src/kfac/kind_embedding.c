@@ -1,8 +1,8 @@
 /* Embeddings: weight[in_c, out_c], a row for each of in_c tokens or positions. Tied heads: linear layers whose
  * weight[out_c, in_c] is the table of an embedding.
  *
- * An embedding is a linear layer on inputs with a single 1, whose A is diagonal; a tied head has A of its input, and no G.
- * embedding.c preconditions both, on options of their own, and they have no units with factors. */
+ * An embedding is a linear layer on one-hot inputs, whose A is diagonal; a tied head has the A of its input, and no G.
+ * They have no units with factors: embedding.c preconditions both, each if its own option says so. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"

@@ -1,7 +1,7 @@
 /* Linear layers: a[rows, in_c], g[rows, out_c] with any number of leading dimensions, weight[out_c, in_c].
  *
- * Every row is a sample, so that N is the number of rows and S is 1. One unit, or one for each of the layer's out_blocks,
- * which share their A. */
+ * Every row is a sample, so N is the number of rows and S is 1. There is one unit, or one for each of the layer's
+ * out_blocks, which share their A. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"

@@ -1,8 +1,8 @@
-/* Norms: scale of every channel, weight[in_c], and shift, bias[in_c].
+/* Norms: the scale of every channel, weight[in_c], and its shift, bias[in_c].
  *
- * They have no weight matrix, so that they have no units with factors: norm.c preconditions them, on an option of
- * its own. Batch norms take their statistics over samples; layer norms (also RMS and group norms) in each sample, and may
- * be without a shift. */
+ * They have no weight matrix and therefore no units with factors: norm.c preconditions them, if options.norm says so.
+ * Batch norms compute their statistics over samples; layer norms (and RMS and group norms) compute them within each
+ * sample, and may have no shift. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"

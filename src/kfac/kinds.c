@@ -1,4 +1,4 @@
-/* The table of layer kinds, copies and checks of a caller's layers, and what the kinds share. */
+/* The table of layer kinds, copying and checking of a caller's layers, and functions that the kinds share. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"
@@ -14,7 +14,7 @@
 enum {
     MAX_FACTOR_ROWS = 1 << 24, /* 10^15 bytes of float32: any sum over layers still fits into 64 bits */
     MAX_SIZE = 1 << 24,        /* of images, channels, kernels, strides, paddings, dilations */
-    MAX_NAME = 400             /* characters of a name; entries of a checkpoint add a few */
+    MAX_NAME = 400             /* characters of a name; entries of a checkpoint append a few */
 };
 
 #define ENTRY(constant, name) [constant] = &dsc_kfac_kind_##name,
@@ -52,8 +52,8 @@ static dsc_status check_name(const dsc_kfac_layer *l) {
     return DSC_OK;
 }
 
-/* Gradients that come late have no memory yet. Elsewhere memory means that there is a gradient, so this is an
- * address that nobody reads. */
+/* Gives late gradients, which have no memory yet, an address that is never read, because elsewhere an address means
+ * that there is a gradient. */
 static void mark_late(dsc_kfac_layer *own) {
     static char nowhere[1];
     own->weight_grad.data = nowhere;
@@ -164,7 +164,7 @@ dsc_status dsc_kfac_layer_check(const dsc_kfac_layer *layer) {
     DSC_TRY(dsc_kfac_check_rows(layer, 'A', s.a_n));
     DSC_TRY(dsc_kfac_check_rows(layer, 'G', s.g_n));
     int64_t outputs = s.units * s.g_n, inputs = s.a_n - (layer->bias_grad.data != NULL);
-    if (s.units == 0) { /* one number per channel, or a table */
+    if (s.units == 0) { /* a norm, with one number per channel, or a table */
         outputs = s.g_n;
         inputs = s.table ? s.a_n : 1;
     }

@@ -1,8 +1,8 @@
-/* Late gradients: layers whose gradients may lie elsewhere in every step, in any order.
+/* Late gradients: layers whose gradients may be at another address in every step, in any order.
  *
- * D[g_n, a_n] of a unit has the weights of one output in the order [kernel position, channel], then the bias.
- * Gradients that have this order already, without a bias, are D themselves. All others are gathered into
- * memory of the layer's own (dsc_op_join_batch) and written back (dsc_op_split_batch) with their strides. */
+ * A row of D[g_n, a_n] of a unit holds the weights of one output in the order [kernel position, channel], then the
+ * bias. Gradients that already have this order, without a bias, are used as D. All others are gathered into separate
+ * memory (dsc_op_join_batch) and written back (dsc_op_split_batch) with their strides. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -13,10 +13,10 @@ void dsc_kfac_gradients_init_sized(dsc_kfac_gradients *gradients, size_t size) {
     dsc_versioned_init(gradients, size, &defaults, sizeof defaults);
 }
 
-/* The weights of a layer as three nested loops, and where they are. Strides of loops with one turn are those
- * of weights that have the order of D. */
+/* The weights of a layer as three nested loops, and their strides. A loop with a single iteration gets the stride that
+ * it has in the order of D. */
 typedef struct weights {
-    int64_t outputs, positions, channels; /* outputs: of all units */
+    int64_t outputs, positions, channels; /* outputs: those of all units */
     int64_t row_stride, position_stride, channel_stride;
     int in_order; /* 1: every unit's weights have the order of D */
 } weights;
@@ -34,8 +34,8 @@ static weights read_weights(const dsc_kfac_layer *l, const dsc_kfac_gradients *g
     return w;
 }
 
-/* Every weight must have a place of its own: with the loops sorted by stride, each stride is larger than what
- * the loops inside it span. */
+/* Checks that no two weights overlap: with the loops sorted by stride, each stride must be larger than the span of the
+ * loops inside it. */
 static dsc_status check_strides(const dsc_kfac_layer *l, const weights *w) {
     int64_t size[3] = {w->outputs, w->positions, w->channels}, span = 0;
     int64_t stride[3] = {w->row_stride, w->position_stride, w->channel_stride};
@@ -79,7 +79,7 @@ static dsc_status check_pointers(const dsc_kfac_layer *l, const dsc_kfac_gradien
     return DSC_OK;
 }
 
-/* Memory for D of all units of a layer, or of a batch; allocated once. */
+/* Allocates memory, once, for D of all units of the layer, or of a batch where batches share it. */
 static dsc_status reserve_joined(dsc_kfac *k, int64_t layer) {
     if (dsc_kfac_shares_d(k))
         return k->shared_d.data ? DSC_OK : dsc_kfac_alloc(k, k->dtype, k->largest_batch, &k->shared_d);
@@ -113,8 +113,7 @@ static void place_units(dsc_kfac *k, int64_t layer, const dsc_kfac_gradients *g,
     }
 }
 
-/* A layer without a gradient: nobody uses its result, but the products read some D, and P is memory that
- * exists. */
+/* Prepares a layer without a gradient: its result is not used, but the products read some D, and P is valid memory. */
 static void leave_out(dsc_kfac *k, int64_t layer) {
     for (int64_t u = k->first_unit[layer]; u < k->first_unit[layer + 1]; u++) {
         dsc_kfac_use_gradient(k, u, k->members[u].p);

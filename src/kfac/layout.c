@@ -1,10 +1,10 @@
-/* Everything that depends on how factors are cut: where decompositions lie, what travels together, which
- * products make up a step. Planned once; the same on every rank of a column, and for messages along the rows
- * of the grid on every rank.
+/* Everything that depends on whether factors are whole or split: where decompositions are stored, what is sent
+ * together, which products make up a step. It is planned once and is the same on every rank of a column; what concerns
+ * messages along the rows of the grid is the same on every rank.
  *
- * A parcel holds items of one owner, the largest first; a batch holds units of one column. Both are cut at
- * options.bucket_bytes, and the parcels of different owners (batches of different columns) take turns: while
- * one of them travels the next is computed. */
+ * A parcel holds items of one owner, the largest first; a batch holds units of one column. Both end at
+ * options.bucket_bytes, and the parcels of different owners (batches of different columns) take turns: while one of
+ * them is sent, the next is computed. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -15,7 +15,7 @@
 /* ---- order ---- */
 
 typedef struct entry {
-    int64_t group, cost, pair, index; /* sorted by group, then by falling cost, then by pair and index */
+    int64_t group, cost, pair, index; /* sorted by group, then by descending cost, then by pair and index */
 } entry;
 
 static int compare_entries(const void *x, const void *y) {
@@ -38,7 +38,7 @@ static dsc_status sort_entries(entry *entries, int64_t count, int64_t **order) {
     return DSC_OK;
 }
 
-/* For parcels and batches, which both start with their turn. */
+/* Compares parcels or batches, which both begin with their turn. */
 static int compare_turns(const void *x, const void *y) {
     const dsc_kfac_turn *a = x, *b = y;
     if (a->round != b->round)
@@ -48,13 +48,13 @@ static int compare_turns(const void *x, const void *y) {
 
 /* ---- parcels ---- */
 
-/* 1 when all factors of units that share an A stay together. */
+/* Returns 1 if all factors of units that share an A stay together. */
 static int keeps_pairs(const dsc_kfac *k, const dsc_kfac_layout *layout) {
     return k->options.outer_product || dsc_kfac_pairs(k, layout);
 }
 
-/* The items of this rank's column in the order they are solved: by owner, the largest first; where the two
- * factors of a unit stay together, the largest unit first, with those that share its A. */
+/* Lists the items of this rank's column in the order they are solved: by owner, the largest first. If the two factors
+ * of a unit stay together, the largest unit comes first, with those that share its A. */
 static dsc_status order_items(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t *count) {
     const dsc_kfac_plan *plan = layout->plan;
     entry *entries;
@@ -78,7 +78,7 @@ static dsc_status order_items(const dsc_kfac *k, dsc_kfac_layout *layout, int64_
     return status;
 }
 
-/* The values of one item, and the mean of the others where the basis is cut. */
+/* Carves the eigenvalues of one item and, if its basis is cut, the mean of the others. */
 static void place_values(const dsc_kfac_layout *layout, int64_t rank, int cut, dsc_kfac_basis *basis,
                          int64_t *used) {
     int64_t count = rank + (cut != 0), start = *used;
@@ -152,7 +152,7 @@ static dsc_status make_parcels(dsc_kfac *k, dsc_kfac_layout *layout) {
     return DSC_OK;
 }
 
-/* The rows of its factor that each diagonal block is made of, as lists on the device. */
+/* Makes the lists, on the device, of the rows of its factor that each diagonal block consists of. */
 static dsc_status make_index(dsc_kfac *k, dsc_kfac_layout *layout) {
     const dsc_kfac_plan *plan = layout->plan;
     int64_t total = 0, used = 0;
@@ -179,7 +179,7 @@ static dsc_status make_index(dsc_kfac *k, dsc_kfac_layout *layout) {
 
 /* ---- batches ---- */
 
-/* Units by column, the costliest first. */
+/* Lists the units by column, the most expensive first. */
 static dsc_status order_units(const dsc_kfac *k, dsc_kfac_layout *layout) {
     entry *entries;
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *entries, &entries));
@@ -192,8 +192,8 @@ static dsc_status order_units(const dsc_kfac *k, dsc_kfac_layout *layout) {
     return status;
 }
 
-/* Where batches end, in bytes. They are cut where they are messages along the rows, where vectors must be converted
- * piece by piece, and where a framework needs the memory that a batch takes for activations. */
+/* Returns the size in bytes at which batches end. It is limited if batches are sent along the rows, if vectors must be
+ * converted piece by piece, and if a framework needs the memory of a batch for activations. */
 static size_t batch_bytes(const dsc_kfac *k) {
     const size_t message = k->options.bucket_bytes, most = (size_t)64 << 20;
     if (k->columns > 1 || k->inverse_dtype != k->dtype)
@@ -201,7 +201,7 @@ static size_t batch_bytes(const dsc_kfac *k) {
     return !k->any_late ? SIZE_MAX : message < most / 16 ? 16 * message : most;
 }
 
-/* P of every unit lies in its batch's message; both layouts order units alike. */
+/* P of every unit is stored in the message of its batch; both layouts order units alike. */
 static dsc_status make_batches(dsc_kfac *k, dsc_kfac_layout *layout) {
     int64_t numbers = 0, used = 0;
     dsc_kfac_batch *b = NULL;
@@ -237,13 +237,13 @@ static dsc_status make_batches(dsc_kfac *k, dsc_kfac_layout *layout) {
 
 /* ---- products ---- */
 
-/* Numbers used of a layout's blocks `first`, `loads`, `pieces`. */
+/* The number of elements used of a layout's blocks `first`, `loads` and `pieces`. */
 typedef struct places {
     int64_t between, loads, pieces;
 } places;
 
-/* The vectors of an item as the products of batch b use them: as stored, or a copy in `loads`, one for all of its
- * products. */
+/* Returns the vectors of an item as the products of batch b use them: as stored, or a converted copy in `loads`, which
+ * all products of the batch share. */
 static dsc_tensor load_vectors(const dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_batch *b, int64_t item,
                                places *at) {
     const dsc_tensor *stored = &layout->bases[item].vectors;
@@ -258,7 +258,7 @@ static dsc_tensor load_vectors(const dsc_kfac *k, dsc_kfac_layout *layout, dsc_k
     return copy;
 }
 
-/* One cell, with QA[a,a], QG[g,g], d and p [g,a], and its products:
+/* Adds a cell, with QA[a,a], QG[g,g], d and p [g,a], and its products:
  *
  *   eigen     first = d QA;  p = QG' first;  p /= vG vA' + damping;  first = QG p;  p = first QA'
  *   inverse   first = d A^-1;  p = G^-1 first */
@@ -290,15 +290,15 @@ static void add_cell(const dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_batch 
     layout->gemms[1][index] = (dsc_gemm_item){.trans_a = 1, .alpha = 1, .a = qg, .b = first, .c = c->p};
     layout->divides[index] =
         (dsc_divide_item){layout->bases[g_item].values, layout->bases[a_item].values, c->p};
-    /* The division magnifies earlier errors where eigenvalues are small, but not later ones: from here on the
-     * products may be the fast ones. */
+    /* Where eigenvalues are small, the division magnifies the errors of the products before it, but not of those after
+     * it: from here on products may be fast ones. */
     layout->gemms[2][index] = (dsc_gemm_item){.fast = 1, .alpha = 1, .a = qg, .b = c->p, .c = first};
     layout->gemms[3][index] =
         (dsc_gemm_item){.trans_b = 1, .fast = 1, .alpha = 1, .a = first, .b = qa, .c = c->p};
 }
 
-/* The cells of this rank's batches: every block of G with every block of A. Batches run one after the other
- * and share memory, so the largest counts. While the blocks have no memory yet this only measures them. */
+/* Makes the cells of this rank's batches: every block of G with every block of A. Batches run one after the other and
+ * share memory; returns what the largest needs. While the blocks have no memory yet, it only measures them. */
 static places place_cells(const dsc_kfac *k, dsc_kfac_layout *layout) {
     places most = {0};
     layout->cell_count = layout->copy_count = 0;

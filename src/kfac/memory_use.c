@@ -1,5 +1,5 @@
-/* How much of the device's memory a preconditioner holds on this rank, and what for. Every tensor that it has
- * allocated is counted once; memory that communication and the device's own libraries use is not. */
+/* Reports how much device memory a preconditioner holds on this rank, and for what. Every tensor that it has allocated
+ * is counted once; memory that communication and the device's own libraries use is not counted. */
 #include "kfac/refresh.h"
 
 #include "base/error.h"
@@ -17,7 +17,7 @@ static size_t sum_of(const dsc_tensor *const *tensors, size_t count) {
 }
 #define SUM_OF(list) sum_of((list), sizeof(list) / sizeof *(list))
 
-/* Factors of all units and decompositions of all layouts. */
+/* Adds the factors of all units and tables, and the decompositions of all layouts. */
 static void add_units(const dsc_kfac *k, dsc_kfac_memory *m) {
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
         const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
@@ -46,7 +46,7 @@ static void add_units(const dsc_kfac *k, dsc_kfac_memory *m) {
     }
 }
 
-/* What has no purpose of its own in the result. */
+/* Returns the bytes that belong to none of the other categories of the result. */
 static size_t work_of(const dsc_kfac *k) {
     const dsc_kfac_moments *e = &k->moments;
     const dsc_kfac_norms *n = &k->norms;

@@ -1,16 +1,17 @@
-/* Scale and shift of norms, preconditioned by a 2x2 Fisher matrix per channel.
+/* Preconditions scale and shift of norms by a 2x2 Fisher matrix per channel.
  *
  *   u = sum over positions of (g xhat, g)    the gradient of one sample, for one channel
- *   F = M sum u u' / loss_scale^2            sum over samples, g of a loss that is the mean of M terms: one per
- *                                            sample, or options.loss_terms
- *   F <- decay F + (1 - decay) F_batch       as factors: from the identity; F_batch averaged over passes and ranks
- *   P = (F + damping I)^-1 D                 D = (dgamma, dshift); `diagonal`: without the elements beside it;
- *                                            without a shift: of gamma alone
+ *   F = M sum u u' / loss_scale^2            sum over samples; the loss is the mean of M terms, one per sample or as
+ *                                            options.loss_terms says
+ *   F <- decay F + (1 - decay) F_batch       like factors: starts as the identity; F_batch is averaged over passes
+ *                                            and ranks
+ *   P = (F + damping I)^-1 D                 D = (dgamma, dshift); option `diagonal`: without the off-diagonal elements
+ *                                            of F; norms without a shift: gamma alone
  *
- * The matrices are small, so that every rank keeps all of them and solves with the present ones in every step,
- * whatever the strategy. <P, D> counts in the clip. Layers that did not run keep their gradient; so do all where
- * K-FAC covers no other layer. Late gradients are preconditioned where there is one, captured or not, once F holds
- * something of a batch. */
+ * The matrices are small, so every rank keeps all of them and solves with the current ones in every step, whatever the
+ * strategy. <P, D> counts in the clip. Layers that did not run keep their gradient; so do all norms if K-FAC covers no
+ * linear or convolution layer. A late gradient is preconditioned in every step that has one, even without a capture in
+ * that step, once F contains a batch. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -34,7 +35,7 @@ dsc_status dsc_kfac_check_extra(const dsc_kfac *k, int64_t layer) {
     return DSC_OK;
 }
 
-/* A vector of a number for each channel. */
+/* Returns a vector with one element for each channel. */
 static dsc_tensor channels_at(const dsc_kfac *k, void *data, int64_t channels) {
     return dsc_tensor_view(k->device, data, k->dtype, 1, &channels);
 }
@@ -65,7 +66,7 @@ dsc_status dsc_kfac_norm_find(dsc_kfac *k) {
     return status;
 }
 
-/* Averages start as the identity. */
+/* Sets the averages to the identity, with which they start. */
 static dsc_status start(dsc_kfac *k) {
     for (int64_t i = 0; i < k->norms.count; i++)
         for (int plane = 0; plane < PLANES; plane++) {
@@ -144,7 +145,7 @@ dsc_status dsc_kfac_norm_set_gradients(dsc_kfac *k, int64_t layer, const dsc_kfa
 
 /* ---- captures ---- */
 
-/* Memory for the matrices of `samples` samples, and as many ones. It grows during the first captures. */
+/* Makes room for the matrices of `samples` samples, and for as many ones. It grows during the first captures. */
 static dsc_status reserve(dsc_kfac *k, int64_t samples) {
     dsc_kfac_norms *n = &k->norms;
     int64_t numbers = samples * PLANES * n->widest;
@@ -160,7 +161,7 @@ static dsc_status reserve(dsc_kfac *k, int64_t samples) {
     return DSC_OK;
 }
 
-/* t[n, ..., c] as [n, positions, c]. */
+/* Returns t[n, ..., c] with the shape [n, positions, c]. */
 static dsc_tensor in_samples(const dsc_tensor *t, int64_t c) {
     const int64_t n = t->dim[0], dim[3] = {n, dsc_tensor_count(t) / (n * c), c};
     return dsc_tensor_view(t->device, t->data, t->dtype, 3, dim);
@@ -211,7 +212,7 @@ dsc_status dsc_kfac_norm_exchange(dsc_kfac *k, dsc_queue *q) {
     if (!n->buckets)
         return DSC_OK;
     for (int64_t i = 0; i < n->count; i++)
-        if (k->progress[n->list[i].layer].captures == 0) /* travels with the others, and is left alone */
+        if (k->progress[n->list[i].layer].captures == 0) /* sent with the others, and not used */
             DSC_TRY(dsc_op_fill(q, 0, &n->list[i].batch));
     DSC_TRY(dsc_buckets_ready(n->buckets, 0));
     return dsc_buckets_wait(n->buckets);
@@ -231,7 +232,7 @@ dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) {
         if (k->g_scale)
             DSC_TRY(dsc_op_scale_by(q, k->g_scale, batch));
         n->absorbs[count] = (dsc_absorb_item){*batch, dsc_tensor_slice(&n->bad, 2 * i, 2), n->list[i].f};
-        if (k->decays.data) /* every layer has a decay of its own */
+        if (k->decays.data) /* every layer has its own decay */
             DSC_TRY(dsc_op_absorb_batch(q, &decay, &n->absorbs[count], 1));
         else
             count++;
@@ -247,8 +248,8 @@ static int takes_part(const dsc_kfac *k, int64_t layer) {
     return k->layers[layer].late_gradients ? p->present && p->contributed : p->captures > 0;
 }
 
-/* Lists the norms that take part, of those with a shift or of those without: how they are solved, and the products and
- * copies of their gradients. Returns how many there are. */
+/* Lists the norms that take part, either those with a shift or those without: their solves, and the dot products and
+ * copies of their gradients. Returns the number of these norms. */
 static int64_t list_active(dsc_kfac *k, int with_shift, dsc_norm_solve_item *solves) {
     dsc_kfac_norms *n = &k->norms;
     int64_t count = 0;

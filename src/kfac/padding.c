@@ -1,20 +1,20 @@
 /* Padding: rows of a captured sequence that stand for no token. They enter neither A nor G, and do not count in R:
  *
- *   A = sum a a' / R over the R rows that are no padding,   G = M sum g g'
+ *   A = sum a a' / R over the R rows that are not padding,   G = M sum g g'
  *
- * Tokens below 0 mark them. Their rows of a and g become 0, and batch factors, which are formed for all rows, are scaled:
- * A by rows / R; G, where every row is a term of the loss, by R / rows. The 1 of the bias is that of a full row: capture.c
- * sets its square. How many rows are left only the device knows. Tables of positions have a diagonal A of their own
- * (embedding.c). */
+ * They are marked by negative tokens. Their rows of a and g are set to 0, and the batch factors, which are formed from
+ * all rows, are rescaled: A by rows / R; G, if every row is a term of the loss, by R / rows. The 1 for the bias is not
+ * set to 0 in padding rows, so capture.c sets its mean square. R is known only on the device. Tables of positions have
+ * a diagonal A of their own (embedding.c). */
 #include "kfac/internal.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 
-/* Vectors of the scratch memory: 1, 2, ...; ones; tokens + 1/2; 1 where there is a token; numbers of the rows, -1 for
- * padding. */
+/* Vectors in the scratch memory: 1, 2, ...; ones; tokens + 1/2; 1 where there is a token, else 0; indices of the rows,
+ * -1 for padding. */
 enum { COUNTING, ONES, TOKENS, KEEPS, ROWS, VECTORS };
-/* Scalars: R; R / rows; 1; a damping that is far below it; rows / R. */
+/* Scalars: R; R / rows; 1; a damping that is negligible beside R / rows; rows / R. */
 enum { KEPT, SHARE, ONE, LEAST, INVERSE, SCALARS };
 
 void dsc_kfac_padding_destroy(dsc_kfac *k) {
@@ -32,7 +32,7 @@ static dsc_tensor scalar(const dsc_kfac *k, int which) {
     return dsc_tensor_slice(&k->padding.scalars, which, 1);
 }
 
-/* 1, 2, ... in the type of the tokens. */
+/* Fills the vector 1, 2, ... in the type of the tokens. */
 static dsc_status count_rows(dsc_kfac *k, dsc_queue *q, int64_t rows) {
     dsc_tensor to = vector(k, COUNTING, rows);
     void *host = NULL;
@@ -50,7 +50,7 @@ static dsc_status count_rows(dsc_kfac *k, dsc_queue *q, int64_t rows) {
     return status;
 }
 
-/* It grows during the first captures. */
+/* Makes the scratch memory large enough. It grows during the first captures. */
 static dsc_status reserve(dsc_kfac *k, dsc_queue *q, dsc_dtype dtype, int64_t rows, size_t bytes) {
     dsc_kfac_padding *p = &k->padding;
     int64_t count = VECTORS * rows, scalars = SCALARS, size = (int64_t)bytes;
@@ -87,7 +87,7 @@ static dsc_status check(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_te
                         "needed, as fp32 or fp64, on the layer's device",
                         l->name, (long long)dsc_tensor_count(tokens), dsc_dtype_name(tokens->dtype),
                         (long long)rows);
-    if (l->kind != DSC_KFAC_LINEAR) /* the others are the same with these options */
+    if (l->kind != DSC_KFAC_LINEAR) /* the options below do not affect the other kinds */
         return DSC_OK;
     if (k->options.sharing == DSC_KFAC_REDUCE ||
         (k->options.ekfac == DSC_KFAC_EKFAC_SAMPLES && k->options.loss_terms == 0))
@@ -98,7 +98,7 @@ static dsc_status check(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_te
     return DSC_OK;
 }
 
-/* What the tokens say: numbers of the rows, and the scalars. */
+/* Computes the indices of the rows, and the scalars, from the tokens. */
 static dsc_status read_tokens(dsc_kfac *k, dsc_queue *q, const dsc_tensor *tokens, int64_t rows) {
     dsc_tensor given = dsc_tensor_view(k->device, tokens->data, tokens->dtype, 1, &rows);
     dsc_tensor counting = vector(k, COUNTING, rows), ones = vector(k, ONES, rows),
@@ -124,7 +124,7 @@ dsc_status dsc_kfac_padding_keeps(dsc_kfac *k, dsc_queue *q, dsc_tensor *keeps) 
     return dsc_op_convert(q, &found, keeps);
 }
 
-/* A tied head has no g, and a table no a. */
+/* Returns 1 if there are rows on this side: a tied head has no g, and a table no a. */
 static int has_rows(const dsc_kfac_pass *pass, int side) {
     return pass->rows[side].x.data != NULL;
 }
@@ -150,7 +150,7 @@ dsc_status dsc_kfac_padding_apply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_laye
         x->data = kept.data;
     }
     pass->scale[DSC_KFAC_A] = scalar(k, INVERSE);
-    if (k->options.scaling == DSC_KFAC_PYTORCH) /* a mean over the rows, as A is */
+    if (k->options.scaling == DSC_KFAC_PYTORCH) /* G is a mean over the rows, like A */
         pass->scale[DSC_KFAC_G] = scalar(k, INVERSE);
     else if (k->options.loss_terms == 0)
         pass->scale[DSC_KFAC_G] = scalar(k, SHARE);

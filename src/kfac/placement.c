@@ -1,17 +1,17 @@
 /* Assigns the work to ranks.
  *
- * Units are the layers that are not skipped, the groups of a convolution one by one; items are the matrices
- * to decompose: A and G of a unit, or their diagonal blocks. A unit goes to a column of the grid, its items
- * to ranks of that column:
+ * Units are the layers that are not skipped, with each group of a convolution as a separate unit; items are the
+ * matrices to decompose: A and G of a unit, or their diagonal blocks. A unit is assigned to a column of the grid, its
+ * items to ranks of that column:
  *
  *   round-robin      unit i to column i mod columns; the ranks of a column take turns, item by item, or
- *                    unit by unit when factors are co-located
- *   compute, memory  units by falling cost to the least loaded column; in it the unit (co-located), or each
+ *                    unit by unit if factors are co-located
+ *   compute, memory  units by descending cost to the least loaded column; within it the unit (co-located), or each
  *                    of its items, the largest first, to the least loaded rank; cost: sum of n^3, or n^2
  *
- * Diagonal blocks are always placed one by one. Units that share an A are placed like one unit with several G: all of
- * them need its decomposition. The second half of this file derives the bytes that each rank
- * holds and sends; N ranks, m rows, C columns. */
+ * Diagonal blocks are always placed one by one. Units that share an A are placed like one unit with several G, because
+ * all of them need its decomposition. The second half of this file computes the bytes that each rank holds and sends,
+ * for N ranks, m rows and C columns. */
 #include "kfac/placement.h"
 
 #include "base/error.h"
@@ -84,12 +84,12 @@ static dsc_status survey(builder *b) {
     return DSC_OK;
 }
 
-/* The first of the layers that read the same input as layer i. */
+/* Returns the first of the layers that read the same input as layer i. */
 static int64_t first_reader(const builder *b, int64_t i) {
     return b->layers[i].same_input > 0 ? b->layers[i].same_input - 1 : i;
 }
 
-/* The unit whose A a new one of layer i uses: the first that reads the same input, which may be itself. */
+/* Returns the unit whose A a new unit of layer i uses: the first that reads the same input, which may be itself. */
 static int64_t find_a(const builder *b, int64_t i, int64_t number) {
     const dsc_kfac_plan *plan = b->plan;
     for (int64_t u = 0; u < number; u++)
@@ -98,8 +98,8 @@ static int64_t find_a(const builder *b, int64_t i, int64_t number) {
     return number;
 }
 
-/* Units in the order of the layers, groups inside; names must differ, because checkpoints use them as
- * keys. */
+/* Makes the units, in the order of the layers, with the groups of a layer in order. Names must differ, because
+ * checkpoints use them as keys. */
 static dsc_status make_units(builder *b) {
     dsc_kfac_plan *plan = b->plan;
     int64_t number = 0;
@@ -142,7 +142,7 @@ static dsc_status make_units(builder *b) {
     return DSC_OK;
 }
 
-/* The blocks of A, then those of G: floor(n / blocks) rows each, the last takes the rest. */
+/* Makes the items: the blocks of A, then those of G, of floor(n / blocks) rows each; the last takes the rest. */
 static dsc_status make_items(dsc_kfac_plan *plan) {
     DSC_TRY(dsc_memory_alloc(plan->item_count, sizeof *plan->items, &plan->items));
     for (int64_t u = 0; u < plan->unit_count; u++) {
@@ -164,7 +164,7 @@ static dsc_status make_items(dsc_kfac_plan *plan) {
 
 /* ---- placement ---- */
 
-/* 1 when all items of the unit, and of those that share its A, go to one rank. */
+/* Returns 1 if all items of the unit, and of those that share its A, go to one rank. */
 static int stays_together(const builder *b, int64_t unit) {
     return b->options->colocate_factors && dsc_kfac_a_blocks(b->plan, unit) == 1 &&
            b->plan->units[unit].g_blocks == 1;
@@ -189,7 +189,7 @@ static dsc_status place_in_turns(const builder *b) {
     return DSC_OK;
 }
 
-/* Sorted by falling cost; of equal ones the lower number comes first. */
+/* Sorted by descending cost; of equal ones the lower number comes first. */
 typedef struct ranked {
     double cost;
     int64_t number;
@@ -210,7 +210,7 @@ static double cost_of(const builder *b, int64_t n) {
     return b->options->placement == DSC_KFAC_MEMORY ? (double)n * (double)n : cube(n);
 }
 
-/* The place with the least cost among `count`, `stride` apart from `first` on; of equal ones the first. */
+/* Returns the index of the least cost among first + i stride, i < count; of equal ones the first. */
 static int least_loaded(const double *cost, int first, int count, int stride) {
     int best = first;
     for (int i = 1; i < count; i++)
@@ -219,7 +219,7 @@ static int least_loaded(const double *cost, int first, int count, int stride) {
     return best;
 }
 
-/* The items of a unit, and of those that share its A, to ranks of its column. `order` has space for them. */
+/* Assigns the items of a unit, and of those that share its A, to ranks of its column. `order` has space for them. */
 static void place_items(const builder *b, int64_t unit, double cost, ranked *order) {
     const dsc_kfac_plan *plan = b->plan;
     int column = plan->units[unit].column, together = stays_together(b, unit);
@@ -240,7 +240,7 @@ static void place_items(const builder *b, int64_t unit, double cost, ranked *ord
 
 static dsc_status place_by_cost(builder *b) {
     dsc_kfac_plan *plan = b->plan;
-    ranked *order; /* the units, those that share an A as one; followed by space for the items of one */
+    ranked *order; /* the units, with those that share an A as one; then space for the items of one */
     DSC_TRY(dsc_memory_alloc(plan->columns, sizeof *b->column_cost, &b->column_cost));
     DSC_TRY(dsc_memory_alloc(plan->ranks, sizeof *b->rank_cost, &b->rank_cost));
     DSC_TRY(dsc_memory_alloc(plan->unit_count + plan->item_count, sizeof *order, &order));
@@ -276,8 +276,8 @@ static size_t triangle(int64_t n) {
     return (size_t)n * ((size_t)n + 1) / 2;
 }
 
-/* A factor of n rows: its running average, kept by every rank when m = N, else by its owner; and its part of
- * the averaging over ranks. */
+/* Adds a factor of n rows: its running average, which every rank keeps if m = N, and otherwise its owner; and its part
+ * of the averaging over ranks. */
 static void load_factor(const builder *b, widths w, int64_t n, int owner) {
     dsc_kfac_plan *plan = b->plan;
     int everywhere = plan->rows == plan->ranks;
@@ -294,7 +294,7 @@ static void load_factor(const builder *b, widths w, int64_t n, int owner) {
     }
 }
 
-/* An item: held by the ranks of the column, sent to them by its owner. */
+/* Adds an item, which the ranks of the column hold and its owner sends to them. */
 static void load_item(const builder *b, widths w, const dsc_kfac_item *item, int column) {
     dsc_kfac_plan *plan = b->plan;
     dsc_kfac_load *owner = &plan->loads[item->owner];
@@ -314,7 +314,7 @@ static void load_item(const builder *b, widths w, const dsc_kfac_item *item, int
     owner->decompositions_sent += (double)(plan->rows - 1) * (double)sent;
     owner->work += cube(item->n);
     for (int r = 0; b->options->ekfac == DSC_KFAC_EKFAC_SAMPLES && r < plan->ranks; r++) {
-        /* Vectors also travel along the rows, to all other columns. */
+        /* Vectors are also sent along the rows, to all other columns. */
         size_t vectors = square(item->n) * w.inverse;
         if (r % plan->columns == column)
             plan->loads[r].decompositions_sent += (double)(plan->columns - 1) * (double)vectors;
@@ -323,7 +323,7 @@ static void load_item(const builder *b, widths w, const dsc_kfac_item *item, int
     }
 }
 
-/* Second moments of a step's samples: averaged over all ranks, or to the only rank of the unit's column. */
+/* Adds the second moments of a step's samples: averaged on all ranks, or on the only rank of the unit's column. */
 static void load_samples(const builder *b, widths w, const dsc_kfac_unit *unit) {
     dsc_kfac_plan *plan = b->plan;
     size_t bytes = (size_t)unit->g_n * (size_t)unit->a_n * w.grad;
@@ -334,7 +334,7 @@ static void load_samples(const builder *b, widths w, const dsc_kfac_unit *unit) 
     }
 }
 
-/* The matrices of a whole unit: 1/(vG vA' + damping) or second moments, and the preconditioned gradient. */
+/* Adds the matrices of a whole unit: 1/(vG vA' + damping) or second moments, and the preconditioned gradient. */
 static void load_unit(const builder *b, widths w, const dsc_kfac_unit *unit) {
     dsc_kfac_plan *plan = b->plan;
     size_t numbers = (size_t)unit->g_n * (size_t)unit->a_n;
@@ -374,9 +374,9 @@ static dsc_status count_loads(const builder *b) {
     return DSC_OK;
 }
 
-/* ---- life ---- */
+/* ---- creating and destroying ---- */
 
-/* More blocks than the largest factor has rows cannot be meant. */
+/* Refuses more blocks than the largest factor that can be split has rows. */
 static dsc_status check_blocks(const builder *b) {
     const dsc_kfac_plan *plan = b->plan;
     int64_t rows = 0;

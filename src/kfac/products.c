@@ -1,4 +1,4 @@
-/* Matrices multiplied by the inverses of damped Kronecker products, for many units at once. With bases of all
+/* Multiplies matrices by the inverses of damped Kronecker products, for many units at once. With bases of all
  * eigenvectors
  *
  *   out = QG [(QG' x QA) / (vG vA' + d)] QA'
@@ -11,8 +11,8 @@
  *
  * where w10 and w00 are 0 if A is whole, and w01 and w00 if G is. Names below: u = x QA, t = QG' x, s = QG' x QA.
  *
- * Products after the division may be in TF32, and those before it where a basis is cut, which costs more precision than
- * they do (docs/decisions/cut-products.md). */
+ * Products after the division may be in TF32; so may those before it if a basis is cut, because the cut costs more
+ * precision than they do (docs/decisions/cut-products.md). */
 #include "base/error.h"
 #include "kfac/refresh.h"
 
@@ -38,7 +38,7 @@ void dsc_kfac_product_carve(dsc_kfac_product *p, int cut_a, int cut_g, const dsc
         p->s = p->out;
 }
 
-/* The products of one stage; returns how many. Those of a stage do not depend on each other. */
+/* Lists the products of one stage, which do not depend on each other; returns how many there are. */
 static int add_stage(const dsc_kfac_product *p, int stage, dsc_gemm_item *out) {
     int a = cuts_a(p), g = cuts_g(p), fast = a || g, count = 0;
     switch (stage) {
@@ -88,7 +88,7 @@ static dsc_status run_stage(dsc_queue *q, const dsc_kfac_product *products, int6
     return dsc_op_gemm_batch(q, lists->gemms, gemms);
 }
 
-/* Divisions of whole bases, weights of the others. */
+/* Divides s for whole bases, and multiplies s, t, u and x by their weights for cut ones. */
 static dsc_status weigh(dsc_queue *q, const dsc_tensor *damping, const dsc_kfac_product *products,
                         int64_t count, dsc_kfac_lists *lists) {
     int64_t divides = 0, weights = 0;

@@ -1,16 +1,17 @@
-/* Warm refresh of the decompositions of a parcel: what is rotated and what is solved, whether a rotation is
- * accepted, and what follows when it is not.
+/* Warm refresh of the decompositions of a parcel: what is rotated and what is solved, whether a rotation is accepted,
+ * and what happens if it is not.
  *
- *   solved exactly   factors of up to 128 rows, and those of layers that the last decompositions hold nothing of
- *   rotated          all others; one iteration, two from update_freq 50 on, three from 100 on (whole bases);
- *                    A of linear layers with one row per sample three at least, with products in float32
- *   accepted         residuals <= 0.1 of both factors, or eta <= 0.3 (eta.c) where this rank has both of them
- *                    and the gradient, otherwise a residual <= 0.2
- *   refused          one more iteration, also in later refreshes; of a layer's two factors the one with the
+ *   solved exactly   factors of up to 128 rows, those of layers of which the last decompositions contain no batch,
+ *                    and cut bases of the A described below
+ *   rotated          all others: one iteration; two from update_freq 50 on; three from 100 on (whole bases);
+ *                    at least three, with products in float32, for A of linear layers with one row per sample
+ *   accepted         if this rank has both factors and the gradient: residuals <= 0.1 of both, or eta <= 0.3 (eta.c);
+ *                    otherwise, a residual <= 0.2
+ *   refused          one more iteration, now and in later refreshes; of a layer's two factors, for the one with the
  *                    larger residual
- *   still above 0.5 (a residual: 1/3), or not finite: solved exactly
+ *   still eta > 0.5 (residual > 1/3), or not finite: solved exactly
  *
- * The owner of a factor decides; its notes travel with the result, so that all ranks of a column know them. */
+ * The owner of a factor decides; its upkeep is sent with the result, so that all ranks of a column know it. */
 #include "kfac/refresh.h"
 
 #include "base/error.h"
@@ -18,17 +19,18 @@
 
 #include <math.h>
 
-/* Numbers of the memory of a wave: at most, unless one layer needs more. */
+/* The largest number of elements in the memory of a wave, unless one layer needs more. */
 static const int64_t host_numbers = (int64_t)1 << 27, device_numbers = (int64_t)1 << 29;
 
-static const double most_eta[2] = {0.3, 0.5}, most_residual[2] = {0.2, 1.0 / 3}; /* at first; after a retry */
+/* The limits in the first round, and after a retry. */
+static const double most_eta[2] = {0.3, 0.5}, most_residual[2] = {0.2, 1.0 / 3};
 static const double most_delta = 1e15; /* its square is finite in float32 */
 enum { ROUNDS = 4 };
 
 /* ---- memory ---- */
 
-/* The end of the items from `first` on that may not be separated: the factors of a unit, and of those that share its A,
- * when this rank has all of them. */
+/* Returns the end of the items from `first` on that must stay together: the factors of a unit, and of those that share
+ * its A, if this rank has all of them. */
 static int64_t group_end(const dsc_kfac *k, const dsc_kfac_layout *layout, int64_t first, int64_t end) {
     const dsc_kfac_item *items = layout->plan->items;
     const int64_t *a_unit = layout->plan->a_unit;
@@ -39,8 +41,8 @@ static int64_t group_end(const dsc_kfac *k, const dsc_kfac_layout *layout, int64
     return next;
 }
 
-/* Describes items [first, end) of layout->order as the wave, without their decisions. An A comes before all G of the
- * units that use it, which follow. */
+/* Lists items [first, end) of layout->order as the wave, without deciding what is done with them. An A is followed by
+ * the G of all units that use it. */
 static void list_wave(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t first, int64_t end) {
     int pairs = dsc_kfac_pairs(w->k, layout);
     int64_t a = 0;
@@ -60,8 +62,8 @@ static void list_wave(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t firs
     }
 }
 
-/* Carves the tensors of the wave; returns the numbers used. What is needed between the products of rotations
- * and what is needed to judge them share their memory. Without memory this only counts. */
+/* Carves the tensors of the wave out of `memory`; returns the number of elements used. Scratch memory for rotations and
+ * scratch memory for judging them overlap. If `memory` has no data, it only counts. */
 static int64_t place_wave(dsc_refresh_wave *w, const dsc_tensor *memory) {
     int64_t used = 0, values = 0, rests = 0, shared, most;
     for (int64_t i = 0; i < w->count; i++) {
@@ -104,7 +106,8 @@ static int64_t place_wave(dsc_refresh_wave *w, const dsc_tensor *memory) {
     return used > most ? used : most;
 }
 
-/* The memory of the largest group of items, of all of them together where that is no more than the limit. */
+/* Returns the elements of memory that waves need: enough for the largest group of items, and for all items of a parcel
+ * together if that is within the limit. */
 static int64_t measure(dsc_kfac *k, dsc_kfac_layout *layout) {
     dsc_refresh_wave *w = k->wave;
     const dsc_tensor none = {.device = k->device, .dtype = k->dtype};
@@ -265,7 +268,7 @@ void dsc_kfac_refresh_end(dsc_kfac *k) {
         dsc_tensor_free(&k->wave->memory);
 }
 
-/* Over the blocks of the other factor; for an A over all G of the units that use it. */
+/* The largest eigenvalue is that over the blocks of the other factor; for an A, over all G of the units that use it. */
 double dsc_kfac_refresh_delta(const dsc_kfac *k, const dsc_kfac_layout *layout, int64_t number) {
     const dsc_kfac_item *item = &layout->plan->items[number], *items = layout->plan->items;
     const int64_t *a_unit = layout->plan->a_unit;
@@ -317,8 +320,8 @@ static void decide(dsc_refresh_wave *w) {
 
 /* ---- rounds ---- */
 
-/* The stored vectors of an item become those of the wave. Where they are of another type, a copy is added to
- * k->converts, of which *listed are in use. */
+/* Uses the stored vectors of an item in the wave. If they have another type, a copy is added to k->converts, of which
+ * *listed are in use. */
 static void load_basis(dsc_refresh_wave *w, dsc_refresh_item *t, int64_t *listed) {
     const dsc_kfac_basis *basis = dsc_kfac_cut_basis(w->layout, t->item);
     t->q = basis->vectors;
@@ -364,7 +367,7 @@ static dsc_status start_wave(dsc_refresh_wave *w) {
     return solve_chosen(w, exact);
 }
 
-/* Of the two factors of a unit the rotated one with the larger residual, else -1. */
+/* Returns the rotated factor of a unit with the larger residual; -1 if neither is rotated. */
 static int64_t worse_factor(const dsc_refresh_wave *w, const dsc_refresh_unit *u) {
     const dsc_refresh_item *a = &w->items[u->a], *g = &w->items[u->g];
     if (!a->warm || !g->warm)
@@ -394,12 +397,12 @@ static void find_refused(dsc_refresh_wave *w, int later) {
     }
 }
 
-/* The mean of the eigenvalues that a cut basis has not. */
+/* Returns the mean of the eigenvalues that a cut basis has dropped. */
 static double rest_of(const dsc_refresh_item *t) {
     return fmax(0, (t->trace - t->sum) / (double)(t->n - t->rank));
 }
 
-/* Those of all rotated items, in one copy. */
+/* Uploads these means of all rotated items in one copy. */
 static dsc_status fill_rests(dsc_refresh_wave *w) {
     double *wide = w->stored;
     float *narrow = w->stored;
@@ -419,14 +422,14 @@ static dsc_status fill_rests(dsc_refresh_wave *w) {
     return dsc_tensor_upload(w->queue, w->stored, dsc_tensor_bytes(&w->rests), &w->rests);
 }
 
-/* A factor whose rotation did not succeed stays whole. */
+/* Makes a factor whose rotation did not succeed whole from now on. */
 static void keep_whole(dsc_refresh_wave *w, const dsc_refresh_item *t) {
     w->layout->upkeep[t->item].rank = t->n;
     w->layout->upkeep[t->item].whole = 1;
 }
 
-/* A refused item gets one more iteration in the first round, and an exact solve in later ones. Only units with
- * such an item are judged again. Returns the number of refused items. */
+/* Gives a refused item one more iteration in the first round, and an exact solve in later ones. Only units with such an
+ * item are judged again. Returns the number of refused items. */
 static int64_t answer_refused(dsc_refresh_wave *w, int later, int64_t *exact) {
     int64_t refused = 0;
     for (int64_t i = 0; i < w->unit_count; i++) {
@@ -452,7 +455,7 @@ static int64_t answer_refused(dsc_refresh_wave *w, int later, int64_t *exact) {
     return refused;
 }
 
-/* Items that failed in a rotation are solved exactly. */
+/* Solves the items exactly whose rotation failed. */
 static dsc_status solve_failed(dsc_refresh_wave *w) {
     int64_t exact = 0;
     for (int64_t i = 0; i < w->count; i++) {
@@ -465,7 +468,7 @@ static dsc_status solve_failed(dsc_refresh_wave *w) {
     return solve_chosen(w, exact);
 }
 
-/* Adapts the ranks of cut bases: where too much is dropped, a larger basis is made by an exact solve. */
+/* Adapts the ranks of cut bases. If too much is dropped, an exact solve makes a larger basis. */
 static dsc_status fit_ranks(dsc_refresh_wave *w) {
     int64_t count = 0;
     if (!dsc_kfac_is_cut(w->k))
@@ -484,7 +487,7 @@ static dsc_status fit_ranks(dsc_refresh_wave *w) {
     return solve_chosen(w, count);
 }
 
-/* Stores what was rotated and accepted. */
+/* Stores the results that were rotated and accepted. */
 static dsc_status store_wave(dsc_refresh_wave *w) {
     dsc_convert_item *copies = w->k->converts;
     int64_t count = 0;
@@ -523,20 +526,20 @@ static dsc_status refresh_wave(dsc_refresh_wave *w) {
     return store_wave(w);
 }
 
-/* 1 when items [first, end) of layout->order fit into the memory of the wave. */
+/* Returns 1 if items [first, end) of layout->order fit into the memory of the wave. */
 static int fits(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t first, int64_t end) {
     const dsc_tensor none = {.device = w->k->device, .dtype = w->k->dtype};
     list_wave(w, layout, first, end);
     return place_wave(w, &none) <= w->numbers;
 }
 
-/* The end of the next wave, from `first` on: as many groups as fit, one at least. The whole rest is tried first;
- * otherwise the end is found by bisection. */
+/* Returns the end of the next wave, from `first` on: as many groups as fit, at least one. The whole rest is tried
+ * first; otherwise the end is found by bisection. */
 static int64_t wave_end(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t first, int64_t end) {
     int64_t good = group_end(w->k, layout, first, end), bad = end;
     if (good == end || fits(w, layout, first, end))
         return end;
-    while (group_end(w->k, layout, good, bad) < bad) { /* there is an end of a group between the two */
+    while (group_end(w->k, layout, good, bad) < bad) { /* a group ends between the two */
         int64_t middle = group_end(w->k, layout, good + (bad - good) / 2 - 1, bad);
         if (middle == bad) /* the last group has more than half of the items */
             middle = group_end(w->k, layout, good, bad);

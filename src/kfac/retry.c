@@ -1,5 +1,5 @@
-/* The solvers of factors, and what happens after the batched one failed on a matrix: the same problem in
- * double precision, then another algorithm. */
+/* The solvers for factors, and what is tried after the batched one failed on a matrix: double precision, then another
+ * algorithm. */
 #include "kfac/retry.h"
 
 #include "base/error.h"
@@ -75,7 +75,7 @@ static dsc_status make_scratch(dsc_queue *q, const dsc_tensor *a, double floor, 
     return dsc_op_fill(q, 1, &s->ones);
 }
 
-/* Q diag(1 / max(v, floor)) Q', for a matrix that rounding has made indefinite. */
+/* Computes Q diag(1 / max(v, floor)) Q', for a matrix that rounding has made indefinite. */
 static dsc_status invert_by_eigen(dsc_queue *q, double floor, scratch *s, dsc_tensor *a) {
     DSC_TRY(dsc_op_syev_careful(q, a, &s->values));
     DSC_TRY(dsc_op_axpby(q, -floor, &s->ones, 1, &s->values));

@@ -1,11 +1,11 @@
-/* Rotation of a wave of eigenbases towards the eigenvectors of the factors as they are now. With B = Q'AQ and
- * l its diagonal, the first-order angle between columns i and j is B_ij / (l_j - l_i), regularised where the
- * eigenvalues are near each other (dsc_op_rotation_batch):
+/* Rotates a wave of eigenbases towards the eigenvectors of the present factors. With B = Q'AQ and l its diagonal, the
+ * first-order angle between columns i and j is B_ij / (l_j - l_i), regularised where the eigenvalues are close to each
+ * other (dsc_op_rotation_batch):
  *
  *   iteration    Y = A Q;  B = Q'Y;  X, Z from the angles;  Z += Q X;  H = Z'Z;  Q = Z R^-1 with R'R = H
  *   at the end   Y = A Q;  v_j = q_j'y_j / q_j'q_j, and the residuals
  *
- * Equal products of all items run together. */
+ * The same product of all items runs as one batch. */
 #include "kfac/refresh.h"
 
 #include "base/error.h"
@@ -23,12 +23,12 @@ static int is_turning(const dsc_refresh_item *t) {
     return t->warm && t->iterations > 0 && !t->failed;
 }
 
-/* The place that does not hold the current vectors. */
+/* Returns the place that does not hold the current vectors. */
 static dsc_tensor *free_place(dsc_refresh_item *t) {
     return &t->place[t->q.data == t->place[0].data];
 }
 
-/* Y = A Q of the items that are marked. */
+/* Computes Y = A Q for the items for which `marked` returns 1. */
 static dsc_status multiply(dsc_refresh_wave *w, int (*marked)(const dsc_refresh_item *t)) {
     int64_t count = 0;
     for (int64_t i = 0; i < w->count; i++) {
@@ -57,7 +57,7 @@ static dsc_status find_angles(dsc_refresh_wave *w) {
     return dsc_op_rotation_batch(w->queue, w->rotations, count);
 }
 
-/* Z += Q X, H = Z'Z in the place of B, and Z's columns made orthonormal. */
+/* Computes Z += Q X and, in the memory of B, H = Z'Z; then makes the columns of Z orthonormal. */
 static dsc_status turn(dsc_refresh_wave *w) {
     int64_t count = 0;
     for (int64_t i = 0; i < w->count; i++) {
@@ -72,7 +72,7 @@ static dsc_status turn(dsc_refresh_wave *w) {
         if (!is_turning(t))
             continue;
         t->q = *free_place(t);
-        /* Errors of orthogonality grow where a cut basis is used. */
+        /* A cut basis amplifies errors in orthogonality. */
         int fast = !t->precise && t->rank == t->n;
         w->orthonormals[count] = (dsc_orthonormal_item){.h = t->b, .z = t->q, .fast = fast};
         add_product(w, &count, 1, &t->q, &t->q, 0, &t->b, fast);
@@ -94,7 +94,7 @@ static int is_turned(const dsc_refresh_item *t) {
     return t->warm && t->iterations == 0 && !t->failed && isnan(t->residual);
 }
 
-/* Eigenvalues and residuals of the items that were turned. */
+/* Computes the eigenvalues and residuals of the items that were rotated. */
 static dsc_status find_values(dsc_refresh_wave *w) {
     int64_t count = 0;
     DSC_TRY(multiply(w, is_turned));

@@ -1,15 +1,15 @@
-/* The damping d of the inverse method, divided between the factors of a unit:
+/* Divides the damping d of the inverse method between the factors of a unit:
  *
  *   none   A + d I,           G + d I
  *   pi     A + pi sqrt(d) I,  G + sqrt(d) / pi I,   pi^2 = (tr A / a_n) / (tr G / g_n)
  *
- * With pi both factors are damped by the same share of their mean eigenvalue, and scaling A up and G down by
- * one number changes nothing, as it does not change their product. A split factor has the damping of the whole
- * for all of its diagonal blocks. The G of units that share an A count together, as the blocks of one G.
+ * With pi both factors are damped by the same share of their mean eigenvalue, and scaling A up and G down by the same
+ * number has no effect, as it does not change their product either. All diagonal blocks of a split factor have the
+ * damping of the whole factor. The G of units that share an A are treated together, like blocks of one G.
  *
- * Both traces are needed where one of the factors is decomposed. A rank that keeps all averages of its column
- * computes them itself; else both factors of a unit have one owner (co-location), or the owners of the column
- * add up their traces. Everything stays on the device, so that nothing waits for it. */
+ * A rank that decomposes one factor of a unit needs the traces of both. If it keeps all averages of its column, it
+ * computes them itself; otherwise both factors of a unit have one owner (co-location), or the owners in the column add
+ * up their traces. Everything stays on the device, so that nothing waits for it. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -37,7 +37,7 @@ dsc_status dsc_kfac_split_create(dsc_kfac *k) {
     DSC_TRY(dsc_memory_alloc(count, sizeof *rows, &rows));
     for (int64_t i = 0; i < count; i++)
         rows[i] = (double)k->members[i / 2].factor[i % 2].n;
-    for (int64_t u = 0; u < k->unit_count; u++) /* those of all G, at the first unit, then at all of them */
+    for (int64_t u = 0; u < k->unit_count; u++) /* sums of all G, at the first unit, then at all of them */
         rows[2 * k->layouts[0].plan->a_unit[u] + 1] +=
             k->members[u].factor[DSC_KFAC_A].shared ? rows[2 * u + 1] : 0;
     for (int64_t u = 0; u < k->unit_count; u++)
@@ -55,7 +55,7 @@ void dsc_kfac_split_destroy(dsc_kfac *k) {
         dsc_tensor_free(blocks[i]);
 }
 
-/* Traces of the averages that this rank keeps, all at once where possible; 0 of the others. */
+/* Computes the traces of the averages that this rank keeps, all at once where possible; 0 for the others. */
 static dsc_status find_traces(dsc_kfac *k, dsc_queue *q) {
     int64_t count = DSC_KFAC_SIDES * k->unit_count;
     int together = dsc_kfac_keeps_everywhere(k) && k->factor_dtype == k->dtype;
@@ -74,7 +74,7 @@ static dsc_status find_traces(dsc_kfac *k, dsc_queue *q) {
     return together ? dsc_op_dot_batch(q, k->dots, count, &k->split.traces) : DSC_OK;
 }
 
-/* The traces of all G that share an A become those of their sum. */
+/* Replaces the traces of all G that share an A by their sum. */
 static dsc_status join_traces(dsc_kfac *k, dsc_queue *q) {
     const int64_t *a_unit = k->layouts[0].plan->a_unit;
     for (int gather = 1; gather >= 0; gather--)

@@ -1,30 +1,30 @@
-/* State for checkpoints: a list of entries, built once; reading and writing walk it.
+/* State for checkpoints: a list of entries, which is built once, and which reading and writing use.
  *
  *   step, decomposed, blocks, failed_solves, retried_solves, rejected_factors     I64
  *   damping                                                                       F64, of the decompositions
  *   LAYER.updates                   I64, optional     of its averages; only with options.warmup_factors
  *   refreshed_factors, extra_iterations, exact_fallbacks      I64, only with warm refresh
  *   refresh                         [items, 4]        F64, only with warm refresh: upkeep of every item;
- *                                                     refresh.shared where units share an A
- *   next_step, next_update_freq     I64, only with options.async_steps: of the decomposition that is under way, 0: none
- *   next_damping                    F64, of it
- *   LAYER.next                      I64, 1: its averages held something of a batch when it was started
+ *                                                     named refresh.shared if units share an A
+ *   next_step, next_update_freq     I64, only with options.async_steps: for the decomposition under way; 0: none
+ *   next_damping                    F64, likewise
+ *   LAYER.next                      I64, 1: the layer's averages contained a batch when it was started
  *   next.UNIT.A, next.UNIT.G        [n (n + 1) / 2]   the averages that are being decomposed
- *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages; an A that several units share is that of the first
- *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
+ *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages; a shared A is stored for the first unit only
+ *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; followed by ".B" for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
- *   LAYER.A, LAYER.G                [rows], [n (n + 1) / 2]   averages of an embedding, A its diagonal
- *   LAYER.G.vectors, LAYER.G.values, LAYER.A.values   optional, of an embedding: [n, n], [n], [rows]; vectors of 0 where no
- *                                                     decomposition of it has succeeded
- *   LAYER.A, LAYER.A.vectors, LAYER.A.values          of a tied head: [n (n + 1) / 2]; optional, as above
+ *   LAYER.A, LAYER.G                [rows], [n (n + 1) / 2]   averages of an embedding; A is diagonal
+ *   LAYER.G.vectors, LAYER.G.values, LAYER.A.values   optional, of an embedding: [n, n], [n], [rows]; the vectors are 0
+ *                                                     if no decomposition has succeeded
+ *   LAYER.A, LAYER.A.vectors, LAYER.A.values          of a tied head: [n (n + 1) / 2]; the others optional, as above
  *   LAYER.norm                      [3, channels]     Fisher matrices of a norm; 0: it starts with the identity
- *
- * Where only k of n vectors are kept, vectors are [n, k] and values [k + 1], the mean of the others last.
  *   UNIT.moments, UNIT.samples      [g_n, a_n], [1]   optional, with EKFAC: eigenvalues of the unit; N
  *
- * The list does not depend on ranks, strategy or placement. A tensor is read from the rank that owns it and
- * written to that rank (averages to every rank where every rank keeps them); at the end of loading,
- * decompositions are broadcast in their columns as after a solve. */
+ * If only k of n vectors are kept, vectors are [n, k] and values [k + 1], with the mean of the others last.
+ *
+ * The list does not depend on ranks, strategy or placement. A tensor is read from the rank that owns it and written to
+ * that rank (averages to every rank, if every rank keeps them); at the end of loading, decompositions are broadcast in
+ * their columns as after a solve. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -37,7 +37,7 @@
 
 enum { TAG = 7, NAME_SIZE = 512 };
 
-/* Numbers of which there is one; then the number of updates of a layer, a tensor, and the upkeep of all
+/* What an entry is: single numbers, up to NEXT_DAMPING; two numbers of a layer; a tensor (NUMBERS); the upkeep of all
  * items. */
 enum {
     STEP,
@@ -81,19 +81,19 @@ static int is_real(int number) {
     return number == DAMPING || number == NEXT_DAMPING;
 }
 
-/* Where an entry lives. */
+/* Where the value of an entry is kept. */
 struct dsc_kfac_source {
-    int number;        /* which of the numbers; NUMBERS for a tensor, UPKEEP */
-    dsc_tensor *place; /* memory on its owner only, or everywhere */
-    int owner;         /* rank from which it is read */
+    int number;        /* which of the numbers; NUMBERS for a tensor; UPKEEP */
+    dsc_tensor *place; /* has memory on its owner only, or everywhere */
+    int owner;         /* the rank from which it is read */
     int everywhere;    /* 1: every rank keeps it */
     int values;        /* 1: eigenvalues, which may not be negative */
     int64_t layer;
-    int average;  /* 1: a running average, else a part of a decomposition */
+    int average;  /* 1: a running average; 0: a part of a decomposition */
     int first;    /* 1: the first of its layer */
     int spread;   /* 1: loaded by every rank that has memory for it; may not be negative */
-    int64_t item; /* 1 more than the number of the item whose vectors or values these are; 0: none */
-    int next;     /* 1: of the decomposition that is under way */
+    int64_t item; /* 1 + the index of the item whose vectors or values these are; 0: none */
+    int next;     /* 1: of the decomposition under way */
     int table;    /* 1: of an embedding or a tied head */
     int norm;     /* 1: of a norm */
 };
@@ -135,7 +135,7 @@ static dsc_status add_item(dsc_kfac *k, dsc_kfac_layout *layout, int64_t i, dsc_
     return add(list, name, vector, source);
 }
 
-/* The number of updates of every layer that K-FAC covers. */
+/* Adds the number of updates of every layer that K-FAC covers. */
 static dsc_status add_updates(dsc_kfac *k, dsc_kfac_state_list *list) {
     const dsc_kfac_entry entry = {.dtype = DSC_I64, .optional = 1};
     char name[NAME_SIZE];
@@ -168,7 +168,7 @@ static dsc_status add_moments(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_sta
     return DSC_OK;
 }
 
-/* The same on every rank. */
+/* Adds the Fisher matrices of norms, which are the same on every rank. */
 static dsc_status add_norms(dsc_kfac *k, dsc_kfac_state_list *list) {
     char name[NAME_SIZE];
     for (int64_t i = 0; i < k->norms.count; i++) {
@@ -182,13 +182,14 @@ static dsc_status add_norms(dsc_kfac *k, dsc_kfac_state_list *list) {
     return DSC_OK;
 }
 
-/* The same on every rank: averages, and the eigenvectors and eigenvalues of G, for a tied head of A. */
+/* Adds the averages of tables, and the eigenvectors and eigenvalues of G, or of A for a tied head. They are the same on
+ * every rank. */
 static dsc_status add_tables(dsc_kfac *k, dsc_kfac_state_list *list) {
     char name[NAME_SIZE];
     for (int64_t i = 0; i < k->tables.count; i++) {
         dsc_kfac_table *t = &k->tables.list[i];
         const struct {
-            const char *name, *of_head; /* NULL: a head has none */
+            const char *name, *of_head; /* of_head: the name for a head; NULL: a head has none */
             dsc_tensor *place;
             int late;
         } parts[] = {{"A", NULL, &t->a, 0},
@@ -220,7 +221,7 @@ static dsc_status add_tables(dsc_kfac *k, dsc_kfac_state_list *list) {
     return DSC_OK;
 }
 
-/* The decomposition that is under way: which layers it holds something of, and the averages it is made of. */
+/* Adds the decomposition under way: the layers of which it contains a batch, and the averages it is made from. */
 static dsc_status add_next(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
     dsc_kfac *twin = dsc_kfac_async_twin(k);
     char name[NAME_SIZE];
@@ -267,7 +268,7 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
                                 .ndim = 2,
                                 .dim = {layout->plan->item_count, DSC_KFAC_UPKEEP_NUMBERS},
                                 .optional = 2};
-        /* Version 0.4 kept an A of each unit: its upkeep, of other items, is not read. */
+        /* Version 0.4 kept an A for each unit: its upkeep belongs to other items and is not read. */
         const char *entry_name = k->factor_count < factors ? "refresh.shared" : "refresh";
         DSC_TRY(add(list, entry_name, entry, (struct dsc_kfac_source){.number = UPKEEP}));
     }
@@ -347,7 +348,7 @@ static dsc_status find(dsc_kfac *k, int64_t index, const dsc_kfac_entry **entry,
 
 /* ---- numbers ---- */
 
-/* Copies a number that every rank knows; `counters` has the values of the others. */
+/* Copies a number to `host`: one that every rank knows, or a counter, from `counters`. */
 static void copy_number(const dsc_kfac *k, const struct dsc_kfac_source *s,
                         const int64_t counters[DSC_KFAC_COUNTERS], void *host) {
     int64_t value = 0;
@@ -375,7 +376,7 @@ static void copy_number(const dsc_kfac *k, const struct dsc_kfac_source *s,
     memcpy(host, is_real(number) ? (const void *)&real : &value, sizeof value);
 }
 
-/* Collective for the counters, which are sums over the ranks. */
+/* Copies a number to `host` on rank 0. Collective for counters, which are sums over the ranks. */
 static dsc_status get_number(dsc_kfac *k, dsc_queue *q, const struct dsc_kfac_source *s, void *host) {
     int64_t totals[DSC_KFAC_COUNTERS] = {0};
     if (numbers[s->number].counter >= 0)
@@ -385,10 +386,10 @@ static dsc_status get_number(dsc_kfac *k, dsc_queue *q, const struct dsc_kfac_so
     return DSC_OK;
 }
 
-/* Rank 0's number to every rank. */
+/* Broadcasts a number from rank 0 and sets it on every rank. */
 static dsc_status set_number(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *entry,
                              const struct dsc_kfac_source *s, const void *host) {
-    const int64_t most = (int64_t)1 << 53; /* leaves enough to count on from there */
+    const int64_t most = (int64_t)1 << 53; /* leaves enough room to count further */
     int number = s->number;
     dsc_tensor t = dsc_tensor_slice(&k->gathered, 0, 1);
     int64_t value = 0;
@@ -431,7 +432,7 @@ static dsc_status set_number(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
 
 /* ---- tensors ---- */
 
-/* The scratch matrix as memory for an entry on ranks that do not keep it. */
+/* Returns the scratch matrix as memory for an entry on ranks that do not keep it. */
 static dsc_tensor scratch_for(const dsc_kfac *k, const dsc_kfac_entry *entry) {
     return dsc_tensor_view(k->device, k->gram.data, entry->dtype, entry->ndim, entry->dim);
 }
@@ -484,7 +485,8 @@ dsc_status dsc_kfac_state_get_own(dsc_kfac *kfac, dsc_queue *queue, int64_t inde
     return dsc_queue_sync(queue);
 }
 
-/* Numbers in a half type are checked as floats, in the solvers' scratch memory where that is large enough. */
+/* Checks that all elements are finite. Those in a half type are converted for this, in scratch memory; they are not
+ * checked if that is too small. */
 static dsc_status check_finite(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *entry, dsc_tensor *t) {
     double bad = 0;
     int64_t count = dsc_tensor_count(t);
@@ -506,7 +508,7 @@ static dsc_status check_finite(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *
     return DSC_OK;
 }
 
-/* Solvers leave no eigenvalue below 0, and second moments are none. */
+/* Checks that no value is negative: solvers clamp eigenvalues at 0, and second moments are not negative. */
 static dsc_status check_values(const dsc_kfac_entry *entry, const void *host) {
     int64_t count = entry->dim[0] * (entry->ndim == 2 ? entry->dim[1] : 1);
     for (int64_t i = 0; i < count; i++) {
@@ -518,7 +520,7 @@ static dsc_status check_values(const dsc_kfac_entry *entry, const void *host) {
     return DSC_OK;
 }
 
-/* Element i of numbers of any real or half type. */
+/* Returns element i of an array of any floating-point type. */
 static double number_at(dsc_dtype dtype, const void *host, int64_t i) {
     switch (dtype) {
     case DSC_F64:
@@ -532,8 +534,8 @@ static double number_at(dsc_dtype dtype, const void *host, int64_t i) {
     }
 }
 
-/* 1 when an entry is what it was before the first batch: the identity as packed triangle, as matrix (an
- * inverse: a multiple of it), or its eigenvalues. */
+/* Returns 1 if an entry is what it was before the first batch: the identity as a packed triangle or as a matrix (for an
+ * inverse, a multiple of it), or the eigenvalues of the identity. */
 static int is_untouched(const dsc_kfac_entry *entry, const struct dsc_kfac_source *s, const void *host) {
     double one = s->average || s->values ? 1 : number_at(entry->dtype, host, 0);
     int64_t count = entry->dim[0] * (entry->ndim == 2 ? entry->dim[1] : 1), diagonal = 0, row = 0;
@@ -547,7 +549,7 @@ static int is_untouched(const dsc_kfac_entry *entry, const struct dsc_kfac_sourc
     return 1;
 }
 
-/* 1 when the matrices [3, channels] of a norm are those before the first batch. */
+/* Returns 1 if the matrices [3, channels] of a norm are those before the first batch. */
 static int is_identity(const dsc_kfac_entry *entry, const void *host) {
     int64_t c = entry->dim[1];
     for (int64_t i = 0; i < 3 * c; i++)
@@ -556,7 +558,8 @@ static int is_identity(const dsc_kfac_entry *entry, const void *host) {
     return 1;
 }
 
-/* 1 when a matrix holds zeros only: those of a norm that a state lacks, or eigenvectors that were never found. */
+/* Returns 1 if all elements of a matrix are 0: those of a norm that the state lacks, or eigenvectors that were never
+ * computed. */
 static int is_zero(const dsc_kfac_entry *entry, const void *host) {
     for (int64_t i = 0; i < entry->dim[0] * entry->dim[1]; i++)
         if (number_at(entry->dtype, host, i) != 0)
@@ -564,7 +567,7 @@ static int is_zero(const dsc_kfac_entry *entry, const void *host) {
     return 1;
 }
 
-/* Rank 0: copies an entry from host memory. A norm that the state lacks starts with the identity. */
+/* On rank 0, copies an entry from host memory. A norm that the state lacks starts with the identity. */
 static dsc_status upload(dsc_queue *q, const dsc_kfac_entry *entry, const struct dsc_kfac_source *s,
                          const void *host, dsc_tensor *to) {
     if (!s->norm || !is_zero(entry, host))
@@ -576,8 +579,8 @@ static dsc_status upload(dsc_queue *q, const dsc_kfac_entry *entry, const struct
     return dsc_op_fill(q, 0, &middle);
 }
 
-/* Notes on rank 0 which layers' averages and decompositions hold something of a batch. With eigenvectors the
- * values tell. */
+/* Records on rank 0 which layers' averages and decompositions contain a batch. With eigenvectors, the eigenvalues show
+ * whether they do. */
 static void note_touched(dsc_kfac *k, const dsc_kfac_entry *entry, const struct dsc_kfac_source *s,
                          const void *host) {
     dsc_kfac_progress *p = &k->progress[s->layer];
@@ -587,7 +590,7 @@ static void note_touched(dsc_kfac *k, const dsc_kfac_entry *entry, const struct 
     *flag = (s->first && !s->values ? 0 : *flag) | touched;
 }
 
-/* The same for a table: its eigenvectors are zeros as long as no decomposition of it has succeeded. */
+/* The same for a table: its eigenvectors are 0 as long as no decomposition of it has succeeded. */
 static void note_table(dsc_kfac *k, const dsc_kfac_entry *entry, const struct dsc_kfac_source *s,
                        const void *host) {
     k->progress[s->layer].contributed = 1;
@@ -595,7 +598,7 @@ static void note_table(dsc_kfac *k, const dsc_kfac_entry *entry, const struct ds
         k->progress[s->layer].ready = !is_zero(entry, host);
 }
 
-/* Tells all ranks what rank 0 has noted. */
+/* Broadcasts what rank 0 has recorded. */
 static dsc_status share_touched(dsc_kfac *k, dsc_queue *q) {
     int64_t n = k->layer_count;
     size_t bytes = dsc_tensor_bytes(&k->ran);
@@ -617,7 +620,7 @@ static dsc_status share_touched(dsc_kfac *k, dsc_queue *q) {
     return DSC_OK;
 }
 
-/* From rank 0's host memory to the scratch matrix of its owner, or of every rank, and from there to its
+/* Copies an entry from rank 0's host memory to the scratch matrix of its owner, or of every rank, and from there to its
  * place. */
 static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *entry,
                              const struct dsc_kfac_source *s, const void *host) {
@@ -674,7 +677,7 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
     dsc_kfac_health_forget(k);
     dsc_kfac_async_wait(k);
     if (!k->decomposed)
-        k->started = -1; /* its result would be put beside decompositions that are not there */
+        k->started = -1; /* it runs only while steps use earlier decompositions, and there are none */
     if (k->unit_count == 0)
         return DSC_OK;
     DSC_TRY(dsc_op_fill(queue, 0, &k->bad));

@@ -1,5 +1,5 @@
-/* The upkeep of items: what a refresh has learnt about them. The owner of an item writes it; it travels with
- * the decompositions, so that all ranks of a column act and save alike, and is part of checkpoints. */
+/* The upkeep of items: what refreshes have learnt about them. The owner of an item writes it. It is sent with the
+ * decompositions, so that all ranks of a column act alike and save the same, and is part of checkpoints. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "kfac/refresh.h"
@@ -44,14 +44,14 @@ static void write_numbers(const dsc_kfac *k, const dsc_kfac_layout *layout, int6
 static void read_numbers(dsc_kfac *k, dsc_kfac_layout *layout, int64_t item, const double *numbers) {
     dsc_kfac_upkeep *upkeep = &layout->upkeep[item];
     upkeep->extra = (int64_t)numbers[0];
-    if (dsc_kfac_is_cut(k) && numbers[2] > 0) { /* 0: the state knows nothing about it */
+    if (dsc_kfac_is_cut(k) && numbers[2] > 0) { /* 0: the state does not hold a rank */
         upkeep->rank = (int64_t)numbers[2];
         upkeep->whole = numbers[3] != 0;
     }
     k->progress[layer_of(layout, item)].by_sample = numbers[1] != 0;
 }
 
-/* Where the numbers of a parcel lie on the host. */
+/* Returns where the numbers of a parcel are on the host. */
 static double *host_of(const dsc_kfac_layout *layout, const dsc_kfac_parcel *p) {
     return layout->notes_host + ((const double *)p->notes.data - (const double *)layout->notes.data);
 }
@@ -84,7 +84,7 @@ dsc_status dsc_kfac_upkeep_receive(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *l
 
 /* ---- checkpoints ---- */
 
-/* The numbers of all items, from their owners, in gathered_host on every rank. */
+/* Gathers the numbers of all items from their owners, in gathered_host on every rank. */
 static dsc_status gather_numbers(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout) {
     int64_t count = layout->plan->item_count;
     dsc_tensor t = dsc_tensor_slice(&k->gathered, 0, NUMBERS * count);
@@ -124,7 +124,7 @@ dsc_status dsc_kfac_upkeep_get(dsc_kfac *k, dsc_queue *q, int own, double *host)
     return DSC_OK;
 }
 
-/* A whole number in least..most. */
+/* Returns 1 if x is a whole number in least..most. */
 static int is_count(double x, double least, double most) {
     return x >= least && x <= most && x == floor(x);
 }

@@ -25,7 +25,7 @@ static double power_at(const double *epochs, int count, double alpha, double epo
     return product;
 }
 
-/* A frequency of 0, which means never, stays 0. */
+/* Returns a frequency times a factor. A frequency of 0, which means never, stays 0. */
 static int64_t scaled_frequency(int64_t base, double factor) {
     const double most = 1e15;
     double scaled = round((double)base * factor);
@@ -46,8 +46,8 @@ dsc_kfac_hyper dsc_kfac_setup_hyper(const dsc_train_options *o, dsc_kfac_hyper b
     return base;
 }
 
-/* The epoch schedules, then the caller's own. The epoch is the trainer's: K-FAC's steps may have begun later.
- */
+/* Applies the epoch schedules, then the caller's own. The epoch is the trainer's, because K-FAC's steps may have begun
+ * later. */
 static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     const dsc_trainer *t = context;
     const dsc_kfac_options *own = t->options.kfac;
@@ -59,7 +59,7 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
 
 /* ---- how decompositions are refreshed ---- */
 
-/* 1 when the file was saved with warm refresh: only then does it hold what the run has learnt about its factors. */
+/* Returns 1 if the file was saved with warm refresh: only then does it hold the upkeep of the factors. */
 static int has_upkeep(const dsc_st_reader *reader) {
     static const char *const names[] = {"kfac.refresh", "kfac.refresh.shared", "rank.0.kfac.refresh",
                                         "rank.0.kfac.refresh.shared"};
@@ -69,8 +69,8 @@ static int has_upkeep(const dsc_st_reader *reader) {
     return found;
 }
 
-/* Rank 0: how the run that wrote the checkpoint refreshed its eigenvectors; `otherwise` when this run does not
- * continue from a checkpoint, or the checkpoint has no eigenvectors. Errors in the checkpoint are reported later,
+/* On rank 0, returns how the run that wrote the checkpoint refreshed its eigenvectors, or `otherwise` if this run does
+ * not continue from a checkpoint or the checkpoint has no eigenvectors. Errors in the checkpoint are reported later,
  * when it is loaded. */
 static dsc_kfac_refresh find_stored(dsc_trainer *t, dsc_kfac_refresh otherwise) {
     dsc_origin from = {{0}};
@@ -92,7 +92,7 @@ dsc_status dsc_kfac_setup_refresh(dsc_trainer *t) {
     if (o->refresh != DSC_KFAC_AUTO)
         return DSC_OK;
     if (o->update_freq == 0) {
-        o->refresh = DSC_KFAC_EXACT; /* there is nothing to refresh, and metrics say what they always said */
+        o->refresh = DSC_KFAC_EXACT; /* without K-FAC, metrics and config say exact on every device */
         return DSC_OK;
     }
     dsc_kfac_refresh refresh = dsc_kfac_resolve_refresh(o, t->device);
@@ -103,10 +103,10 @@ dsc_status dsc_kfac_setup_refresh(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* ---- making it ---- */
+/* ---- creation ---- */
 
-/* With gossip every rank has a gradient of its own, which only a rank that holds all decompositions can
- * precondition. */
+/* Checks K-FAC's scope against the consensus. With gossip every rank has its own gradient, which only a rank that holds
+ * all decompositions can precondition. */
 static dsc_status check_scope(const dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     const char *scope = dsc_kfac_scope_name(o->kfac_scope), *way = dsc_consensus_name(o->consensus->kind);
@@ -154,9 +154,9 @@ static dsc_status check_scope(const dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* The ranks that K-FAC works on: all, or this one alone. Where it is alone, it decomposes all layers itself:
- * eigenvectors of one rank's factors mean nothing for another's, so neighbours could not share that work by
- * mixing its results, and to take over theirs for certain layers they would have to wait for each other. */
+/* Finds the ranks that K-FAC works on: all, or this one alone. A rank alone decomposes all layers itself: eigenvectors
+ * of one rank's factors mean nothing for another's, so neighbours cannot share that work by averaging results, and to
+ * take over each other's results for certain layers they would have to wait for each other. */
 static dsc_status find_comm(dsc_trainer *t, dsc_comm **comm) {
     dsc_comm_options self;
     *comm = t->comm;
@@ -179,7 +179,7 @@ static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer
     if (comm != t->comm)
         o.strategy = DSC_KFAC_COMM_OPT; /* on one rank all are equal; this one supports every option */
     o.late_factors = t->options.kfac_scope == DSC_SCOPE_GOSSIP;
-    /* Dice is one term for the whole batch and no likelihood: its factors are those of N samples. */
+    /* Dice is one term for the whole batch and not a likelihood: its factors are scaled as for one term per sample. */
     const int likelihood = t->options.loss != DSC_LOSS_DICE || t->options.kfac_fisher == DSC_FISHER_SAMPLED;
     o.loss_terms = likelihood ? llround(fmax(t->labels, 1)) : 1;
     DSC_TRY(dsc_kfac_create(comm, t->queue, layers, count, &o, &t->kfac));
