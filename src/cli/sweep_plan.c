@@ -8,8 +8,8 @@
  *   samples = 20                   how many samples are drawn
  *   draw-seed = 1                  another seed draws other samples
  *
- * The value that sample s draws for a key depends on draw-seed, the key and s alone: more samples leave the first ones as
- * they are, and every point of the grids gets the same samples. */
+ * The value that sample s draws for a key depends on draw-seed, the key and s alone: more samples leave the first
+ * ones as they are, and every point of the grids gets the same samples. */
 #include "cli/sweep_plan.h"
 #include "cli/support.h"
 

@@ -115,8 +115,9 @@ struct json_t *dsc_tokenizer_json(const dsc_tokenizer *tokenizer);
  * DSC_E_FORMAT when they are not valid. */
 dsc_status dsc_tokenizer_of_text(const char *json, const char *vocab, const char *merges,
                                  dsc_tokenizer **out) DSC_MUST_CHECK;
-/* Reads the tokens.json beside the file `path`. *out, which the caller releases, is NULL when there is none, or when it
- * does not name that file. DSC_E_FORMAT where version, format or the list of files is not what descent tokenize writes. */
+/* Reads the tokens.json beside the file `path`. *out, which the caller releases, is NULL when there is none, or when
+ * it does not name that file. DSC_E_FORMAT where version, format or the list of files is not what descent tokenize
+ * writes. */
 dsc_status dsc_tokens_json_read(const char *path, struct json_t **out) DSC_MUST_CHECK;
 
 #endif

@@ -9,8 +9,8 @@
  * fails on all ranks or on none. */
 dsc_status dsc_class_weights_set(dsc_trainer *t) DSC_MUST_CHECK;
 
-/* Reads `count` numbers of 0 or more, separated by white space, from a text of `length` bytes, which has a 0 after them;
- * # starts a comment. `file` is the name in messages. */
+/* Reads `count` numbers of 0 or more, separated by white space, from a text of `length` bytes, which has a 0 after
+ * them; # starts a comment. `file` is the name in messages. */
 dsc_status dsc_class_weights_read(const char *file, const char *text, size_t length, double *weights,
                                   int64_t count) DSC_MUST_CHECK;
 

@@ -12,8 +12,8 @@ static const dsc_kfac_kind kinds[] = {[DSC_LAYER_LINEAR] = DSC_KFAC_LINEAR,
                                       [DSC_LAYER_CONV2D] = DSC_KFAC_CONV2D,
                                       [DSC_LAYER_CONV_TRANSPOSE2D] = DSC_KFAC_CONV_TRANSPOSE2D};
 
-/* 1 more than the number of the first linear layer that reads the same value as layer i, also linear, in the same way; 0
- * where that is layer i itself. */
+/* 1 more than the number of the first linear layer that reads the same value as layer i, also linear, in the same
+ * way; 0 where that is layer i itself. */
 static int64_t same_input(const dsc_model *m, int64_t i) {
     const dsc_layer_info *infos = dsc_model_layers(m), *own = &infos[i];
     dsc_value value = -1;
@@ -86,8 +86,8 @@ static void describe_norm(const dsc_model *model, const dsc_node *node, dsc_kfac
     layer->in_c = dsc_tensor_count(&layer->weight_grad);
 }
 
-/* A table that a head shares is left out: the head's gradient reaches tokens that the batch does not have. The head itself
- * may be preconditioned, see below. */
+/* A table that a head shares is left out: the head's gradient reaches tokens that the batch does not have. The head
+ * itself may be preconditioned, see below. */
 static void describe_table(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
     dsc_kfac_layer_init(layer);
     layer->name = node->name;

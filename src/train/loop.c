@@ -125,8 +125,8 @@ dsc_status dsc_trainer_check(dsc_trainer *t) {
     return dsc_comm_agree(t->comm, status);
 }
 
-/* Keeps the best numbers so far. Returns whether the evaluation is the best one: of a model that predicts tokens or pixels
- * by its loss, because accuracies there hardly tell models apart, and of others by its accuracy. */
+/* Keeps the best numbers so far. Returns whether the evaluation is the best one: of a model that predicts tokens or
+ * pixels by its loss, because accuracies there hardly tell models apart, and of others by its accuracy. */
 static int note_best(dsc_trainer *t, double loss, double top1) {
     dsc_train_state *s = &t->state;
     const int lower = loss >= 0 && (s->best_loss < 0 || loss < s->best_loss), higher = top1 > s->best_top1;

@@ -13,8 +13,8 @@ dsc_status dsc_mask_maps_create(const dsc_dataset *data, dsc_mask_maps **out) DS
 void dsc_mask_maps_destroy(dsc_mask_maps **maps);
 /* Adds one position of a sample: the probability that its pixel is of the second class. Not collective. */
 void dsc_mask_maps_add(dsc_mask_maps *maps, int64_t sample, int64_t position, double probability);
-/* The highest mean of V_rand over the pictures, and its threshold; both negative when no picture has an object. maps NULL:
- * the same. Collective; blocks. */
+/* The highest mean of V_rand over the pictures, and its threshold; both negative when no picture has an object. maps
+ * NULL: the same. Collective; blocks. */
 dsc_status dsc_mask_maps_score(dsc_mask_maps *maps, dsc_comm *comm, dsc_queue *queue, double *score,
                                double *threshold) DSC_MUST_CHECK;
 

@@ -26,7 +26,8 @@ typedef struct dsc_model_facts {
     dsc_loss loss;
 } dsc_model_facts;
 
-/* "32x32x3 images and 10 classes", or "sequences of 16 tokens and a vocabulary of 59", for a message. Returns `text`. */
+/* "32x32x3 images and 10 classes", or "sequences of 16 tokens and a vocabulary of 59", for a message. Returns
+ * `text`. */
 enum { DSC_FORM_TEXT = 112 };
 const char *dsc_form_text(int64_t h, int64_t w, int64_t c, int64_t outputs, int tokens,
                           char text[DSC_FORM_TEXT]);
@@ -42,8 +43,8 @@ dsc_status dsc_model_file_class_names(const dsc_st_reader *reader, const char *c
 /* The tokenizer that is stored, to be destroyed by the caller; NULL when the file has none. DSC_E_FORMAT when it is not
  * valid. */
 dsc_status dsc_model_file_tokenizer(const dsc_st_reader *reader, dsc_tokenizer **out) DSC_MUST_CHECK;
-/* DSC_E_INVALID when the file has a tokenizer whose tokens stand for other text than those of `tokenizer` (NULL: unknown).
- * `data` is for the message. */
+/* DSC_E_INVALID when the file has a tokenizer whose tokens stand for other text than those of `tokenizer` (NULL:
+ * unknown). `data` is for the message. */
 dsc_status dsc_model_file_check_tokenizer(const dsc_st_reader *reader, const dsc_tokenizer *tokenizer,
                                           const char *data) DSC_MUST_CHECK;
 /* Writes the metadata that says which model it is and how it was trained. */

@@ -1,7 +1,7 @@
-/* Masks: an image is cut into tiles of the model's input size, as in the validation of masks:DIR. Where tiles overlap,
- * the first one counts. Where the model's output is smaller than its input, tiles of the output cover the image, and their
- * input reaches beyond its borders, where it is mirrored. Every page of a TIFF is an image. Image i belongs to rank
- * i mod ranks. */
+/* Masks: an image is cut into tiles of the model's input size, as in the validation of masks:DIR. Where tiles
+ * overlap, the first one counts. Where the model's output is smaller than its input, tiles of the output cover the
+ * image, and their input reaches beyond its borders, where it is mirrored. Every page of a TIFF is an image. Image i
+ * belongs to rank i mod ranks. */
 #include "train/predict_masks.h"
 
 #include "base/clock.h"
@@ -94,8 +94,8 @@ dsc_status dsc_mask_job_count_pages(const dsc_path_list *list, int64_t **pages) 
     return status;
 }
 
-/* FOLDER/NAME.png for .../NAME.jpg, and FOLDER/NAME-001.png for the first of several pages of .../NAME.tif, with as many
- * digits as the last one needs. */
+/* FOLDER/NAME.png for .../NAME.jpg, and FOLDER/NAME-001.png for the first of several pages of .../NAME.tif, with as
+ * many digits as the last one needs. */
 static dsc_status mask_path(const session *s, const mask_image *image, char **out) {
     const char *slash = strrchr(image->path, '/'), *name = slash ? slash + 1 : image->path,
                *dot = strrchr(name, '.');

@@ -33,8 +33,8 @@ static dsc_status open_work(work *k) {
     return dsc_memory_alloc(k->count, sizeof *k->shared, &k->shared);
 }
 
-/* Numbers the segments of pixels whose value is above `limit`, from 0 on. `order`, if it is not NULL, gets these pixels,
- * segment after segment, and *used how many they are. */
+/* Numbers the segments of pixels whose value is above `limit`, from 0 on. `order`, if it is not NULL, gets these
+ * pixels, segment after segment, and *used how many they are. */
 static void find_segments(const work *k, const uint8_t *value, int limit, int32_t *segment, int32_t *order,
                           int64_t *used) {
     int32_t next = 0;

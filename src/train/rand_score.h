@@ -1,13 +1,13 @@
 /* How well the objects of a picture are told apart: the foreground-restricted Rand score.
  *
- * Segments are sets of pixels that are connected by their four neighbours: true ones, of pixels that are part of an object,
- * and predicted ones, of pixels that are taken for one. With p_ij the number of pixels that predicted segment i and true
- * segment j have in common, s_i the number of pixels of i that are part of any object, and t_j that of j,
+ * Segments are sets of pixels that are connected by their four neighbours: true ones, of pixels that are part of an
+ * object, and predicted ones, of pixels that are taken for one. With p_ij the number of pixels that predicted segment
+ * i and true segment j have in common, s_i the number of pixels of i that are part of any object, and t_j that of j,
  *
  *   V_rand = 2 sum p_ij^2 / (sum s_i^2 + sum t_j^2).
  *
- * It is 1 when all objects are found and told apart. Joining two objects lowers it, and so does cutting one, or missing a
- * part of it. */
+ * It is 1 when all objects are found and told apart. Joining two objects lowers it, and so does cutting one, or
+ * missing a part of it. */
 #ifndef DSC_TRAIN_RAND_SCORE_H
 #define DSC_TRAIN_RAND_SCORE_H
 

@@ -1,6 +1,6 @@
-/* The trace of a run (options.trace): one file per rank, because then no rank waits for another, nothing has to be sent,
- * and the trace of a rank that fails is kept. Rank 0 writes FILE, and rank R writes FILE with `.rank-R` before its last
- * dot. Times count from a synchronisation of all ranks. */
+/* The trace of a run (options.trace): one file per rank, because then no rank waits for another, nothing has to be
+ * sent, and the trace of a rank that fails is kept. Rank 0 writes FILE, and rank R writes FILE with `.rank-R` before
+ * its last dot. Times count from a synchronisation of all ranks. */
 #ifndef DSC_TRAIN_TRACE_FILE_H
 #define DSC_TRAIN_TRACE_FILE_H
 

@@ -529,7 +529,8 @@ static dsc_status open_named(dsc_trainer *t) {
     return o->eval_every > 0 ? dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set) : DSC_OK;
 }
 
-/* Sequences have no image size. A run that was saved has its context under both names, so that its options are taken. */
+/* Sequences have no image size. A run that was saved has its context under both names, so that its options are
+ * taken. */
 static dsc_status check_sequences(const dsc_trainer *t, const dsc_train_options *given) {
     const int saved = given->resume && strcmp(given->resume, "auto") != 0;
     int64_t usual = 0;

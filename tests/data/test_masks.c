@@ -20,7 +20,8 @@ static dsc_device *device;
 static dsc_queue *queue;
 static char folder[TEST_PATH];
 
-/* Image n: all of its pixels differ from their neighbours; its mask has the values 7, 100 and, in image 10 alone, 255. */
+/* Image n: all of its pixels differ from their neighbours; its mask has the values 7, 100 and, in image 10 alone,
+ * 255. */
 static uint8_t image_at(int n, int64_t p) {
     return (uint8_t)(p * 37 + p / W * 11 + 50 * n);
 }
@@ -473,7 +474,8 @@ static void test_mirrored(void **state) {
     assert_true(fabsf(x[0] - 9) < 1e-4f && label[0] == 9);
 }
 
-/* Displacements have the deviation that was asked for, depend on (seed, epoch, sample), and keep image and mask together. */
+/* Displacements have the deviation that was asked for, depend on (seed, epoch, sample), and keep image and mask
+ * together. */
 static void test_elastic(void **state) {
     (void)state;
     double squares = 0;

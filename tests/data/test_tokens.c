@@ -223,8 +223,8 @@ static void test_long_words(void **state) {
     free(many);
 }
 
-/* A token with a character of three bytes is not written in the files' alphabet, though each of these bytes is the number
- * of one of its characters. */
+/* A token with a character of three bytes is not written in the files' alphabet, though each of these bytes is the
+ * number of one of its characters. */
 static void test_other_characters(void **state) {
     (void)state;
     static const char token[] = "\xE3\xA1\xA2\xC4\xA0";

@@ -1,6 +1,6 @@
-/* How wrong long sums in float32 may be: factors over many rows of one sign, where a sum that loses a bit a
- * thousand terms loses all of them, and products with and without TF32. Large ones that a GPU makes of fp16 parts may lose
- * a little more where all terms have one sign: tensor cores truncate. */
+/* How wrong long sums in float32 may be: factors over many rows of one sign, where a sum that loses a bit a thousand
+ * terms loses all of them, and products with and without TF32. Large ones that a GPU makes of fp16 parts may lose a
+ * little more where all terms have one sign: tensor cores truncate. */
 #include "device/rig.h"
 
 #include <math.h>

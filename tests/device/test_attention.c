@@ -176,8 +176,8 @@ static void start_backward(trial *tr, const attention_case *c) {
     tr->operands[4].scale = (1 + fill_saved(tr, c)) * score_size(c);
 }
 
-/* Halves are also held to a typical error: over many keys the worst case is larger than most gradients. Not where these are
- * sums with what was there before, nearly 0, or decided by few scores. Errors of 0.72 roundings were seen. */
+/* Halves are also held to a typical error: over many keys the worst case is larger than most gradients. Not where
+ * these are sums with what was there before, nearly 0, or decided by few scores. Errors of 0.72 roundings were seen. */
 static void expect_typical(trial *tr, const attention_case *c, int parts) {
     tr->parts = c->t >= 32 && c->size == 1 && c->beta == 0 ? parts : 0;
     tr->typical = 2;

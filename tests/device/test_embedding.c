@@ -1,4 +1,5 @@
-/* Lengths of sequences, and embeddings: every device against ref in double, values by hand, threads, recordings, refusals. */
+/* Lengths of sequences, and embeddings: every device against ref in double, values by hand, threads, recordings,
+ * refusals. */
 #include "device/recording.h"
 #include "device/table.h"
 #include "device/trial.h"

@@ -299,8 +299,9 @@ static int run_half(const rig *r, dsc_dtype dtype, const gram_case *g, const dou
     return 1;
 }
 
-/* Multiples of 1/4 up to 2, whose sums are exact: more rows than a slice, fewer, one group of three, a running sum, several
- * blocks. Then numbers of one sign: tensor cores truncate when they add 16 terms to a sum, by at most eps of it. */
+/* Multiples of 1/4 up to 2, whose sums are exact: more rows than a slice, fewer, one group of three, a running sum,
+ * several blocks. Then numbers of one sign: tensor cores truncate when they add 16 terms to a sum, by at most eps of
+ * it. */
 static void test_half_rows(void **state) {
     (void)state;
     static const gram_case some[] = {

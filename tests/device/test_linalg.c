@@ -128,9 +128,9 @@ static void test_gelu_gradient(void **state) {
     }
 }
 
-/* ref composes these operations as the others do, so that what they are needs numbers of its own. x w' + b = (1, -2) with
- * x = 1/2, w = (4, -2), b = (-1, -1); GELU(1) = 0.841192, GELU(-2) = -0.045402. Its slopes at 1 and -2 are 1.082964 and
- * -0.086099; dy w = (6, -3) with dy = 1/2 and w = (12, -6). */
+/* ref composes these operations as the others do, so that what they are needs numbers of its own. x w' + b = (1, -2)
+ * with x = 1/2, w = (4, -2), b = (-1, -1); GELU(1) = 0.841192, GELU(-2) = -0.045402. Its slopes at 1 and -2 are
+ * 1.082964 and -0.086099; dy w = (6, -3) with dy = 1/2 and w = (12, -6). */
 static void test_linear_by_hand(void **state) {
     (void)state;
     for (int r = 0; r < rig_count; r++) {

@@ -356,8 +356,8 @@ static void test_refusals(void **state) {
 typedef struct fisher_case {
     int64_t n, positions, c;
     int masked, normalised;
-    /* 0: statistics of each channel; g: of g groups of channels in a position (by_sample 0) or a sample; without_mean: of
-     * an RMS norm. */
+    /* 0: statistics of each channel; g: of g groups of channels in a position (by_sample 0) or a sample;
+     * without_mean: of an RMS norm. */
     int64_t groups;
     int by_sample, without_mean;
 } fisher_case;

@@ -37,8 +37,8 @@ static dsc_status loss_run(dsc_queue *q, dsc_tensor *t, const void *params) {
                    &t[2]);
 }
 
-/* Formulas are in double: the rounding of dx is left, and in stats that of a sum of `count` numbers, whatever the type of
- * x. Labels are 0, 1 and, for rows that are left out, negative. */
+/* Formulas are in double: the rounding of dx is left, and in stats that of a sum of `count` numbers, whatever the
+ * type of x. Labels are 0, 1 and, for rows that are left out, negative. */
 static void check_case(const pixel_case *c, void (*check)(trial *tr)) {
     trial tr;
     trial_start(&tr, c->name, loss_run, c);

@@ -154,8 +154,8 @@ static void test_two_queues(void **state) {
     }
 }
 
-/* A recorded product is right after a larger one, which takes more of the queue's own memory. Large ones take too long on
- * an emulated GPU. */
+/* A recorded product is right after a larger one, which takes more of the queue's own memory. Large ones take too
+ * long on an emulated GPU. */
 static void test_larger_product(void **state) {
     (void)state;
     enum { SIDE = 400, LARGE = 4200, TERMS = 96 };

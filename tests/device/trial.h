@@ -1,18 +1,19 @@
 /* Conformance: one call of an operation, on every device and in both types, against ref in double.
  *
- * All inputs are values that a float32 holds, so every run starts from the same numbers. An element of an
- * output is right when
+ * All inputs are values that a float32 holds, so every run starts from the same numbers. An element of an output is
+ * right when
  *   |got - want| <= 2 (terms + 4) eps scale,
- * terms: number of additions in one element; scale: the size of what was added. For a linear operation the
- * scale of each element is what ref makes of the inputs' absolute values; else the trial says it, per output.
+ * terms: number of additions in one element; scale: the size of what was added. For a linear operation the scale of
+ * each element is what ref makes of the inputs' absolute values; else the trial says it, per output.
  *
- * Each run is done twice and must give the same bits; inputs must be unchanged; guard words must be intact;
- * outputs that are only written hold NaN before.
+ * Each run is done twice and must give the same bits; inputs must be unchanged; guard words must be intact; outputs
+ * that are only written hold NaN before.
  *
- * That limit covers the worst case, and where many terms cancel it may be larger than the result. Operations on halves may
- * therefore also be held to a typical error (`parts` of a trial): the last dimension of an output is divided into so many
- * parts, its rows into blocks of 64, and in each block of a part the root mean square of the errors is at most `typical`
- * roundings of the root mean square of the values, which counts as at least a quarter of that of the whole part. */
+ * That limit covers the worst case, and where many terms cancel it may be larger than the result. Operations on
+ * halves may therefore also be held to a typical error (`parts` of a trial): the last dimension of an output is
+ * divided into so many parts, its rows into blocks of 64, and in each block of a part the root mean square of the
+ * errors is at most `typical` roundings of the root mean square of the values, which counts as at least a quarter of
+ * that of the whole part. */
 #ifndef DSC_TESTS_DEVICE_TRIAL_H
 #define DSC_TESTS_DEVICE_TRIAL_H
 

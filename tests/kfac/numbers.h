@@ -1,5 +1,5 @@
-/* Input values for tests that compare K-FAC with explicit computations, and their transfer to and from a device. The values
- * are the same on every rank, and multiples of 1/64, which every type represents exactly. */
+/* Input values for tests that compare K-FAC with explicit computations, and their transfer to and from a device. The
+ * values are the same on every rank, and multiples of 1/64, which every type represents exactly. */
 #ifndef DSC_TESTS_KFAC_NUMBERS_H
 #define DSC_TESTS_KFAC_NUMBERS_H
 

@@ -224,8 +224,8 @@ static int is_plain(rig *r, int64_t k) {
     return memcmp(before, after, sizeof before) == 0;
 }
 
-/* The first decomposition fails: the table keeps its gradient, in the run and in one that its state is loaded into, until
- * one succeeds. */
+/* The first decomposition fails: the table keeps its gradient, in the run and in one that its state is loaded into,
+ * until one succeeds. */
 static void test_first_solve_fails(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++) {
@@ -281,8 +281,8 @@ static void test_later_solve_fails(void **state) {
     all_fine(comm);
 }
 
-/* Ranks that use a table a different number of times: A is the mean over ranks of the mean over their uses, and the same
- * on all of them. */
+/* Ranks that use a table a different number of times: A is the mean over ranks of the mean over their uses, and the
+ * same on all of them. */
 static void test_uneven_uses(void **state) {
     (void)state;
     rig r;

@@ -1,6 +1,6 @@
 /* Layers that read the same input have one A: every strategy gives the gradients of layers with an A each, and A is
- * computed, kept, sent and decomposed once. (Blocks of one layer share theirs in the same way: those of crew.h are part of
- * all tests of several ranks.) */
+ * computed, kept, sent and decomposed once. (Blocks of one layer share theirs in the same way: those of crew.h are
+ * part of all tests of several ranks.) */
 #include "kfac/states.h"
 
 /* The readers of one input are not next to each other. */

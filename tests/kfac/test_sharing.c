@@ -1,10 +1,10 @@
-/* Layers that are applied to every position of a sequence: the scale of factors for losses of many terms, and both ways to
- * share a weight, on cases whose Fisher matrix is known.
+/* Layers that are applied to every position of a sequence: the scale of factors for losses of many terms, and both
+ * ways to share a weight, on cases whose Fisher matrix is known.
  *
- * With a decay of 0 the running averages are the batch factors, which the state shows as packed triangles. A linear layer
- * y = W a is followed by z = V y, and the loss is the mean of |z|^2 / 2 over M terms: the Gauss-Newton matrix of W is
- * V'V (x) E[a a']. A backward pass that starts with e_c / M at every term gives g = V[c] / M; the G of all c together
- * should be V'V. */
+ * With a decay of 0 the running averages are the batch factors, which the state shows as packed triangles. A linear
+ * layer y = W a is followed by z = V y, and the loss is the mean of |z|^2 / 2 over M terms: the Gauss-Newton matrix
+ * of W is V'V (x) E[a a']. A backward pass that starts with e_c / M at every term gives g = V[c] / M; the G of all c
+ * together should be V'V. */
 #include "kfac/twin.h"
 
 #include "device/ops.h"

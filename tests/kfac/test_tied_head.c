@@ -1,5 +1,5 @@
-/* Tied heads: P = D (A + damping I)^-1 with A of the head's input, against the same in double for the whole batch, on any
- * number of ranks. */
+/* Tied heads: P = D (A + damping I)^-1 with A of the head's input, against the same in double for the whole batch, on
+ * any number of ranks. */
 #include "kfac/internal.h"
 #include "kfac/numbers.h"
 #include "kfac/states.h"

@@ -1,5 +1,5 @@
-/* Random nets in double: the gradient of the loss along a random direction against a central difference, and the bits of
- * all kinds of training executors, which place values and gradients in memory in different ways.
+/* Random nets in double: the gradient of the loss along a random direction against a central difference, and the bits
+ * of all kinds of training executors, which place values and gradients in memory in different ways.
  *
  * Values of a net are [BATCH, HEIGHT, 1, CHANNELS] throughout, so that any two of them can be added. All layers are
  * smooth. The error of the quotient is about its difference from that of half the step; a wrong memory plan causes a

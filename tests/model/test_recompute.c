@@ -29,8 +29,8 @@ static int teardown(void **state) {
     return 0;
 }
 
-/* A model of the zoo, and the largest shares of the memory of its training that recompute and a single backward pass may
- * leave. */
+/* A model of the zoo, and the largest shares of the memory of its training that recompute and a single backward pass
+ * may leave. */
 typedef struct zoo_case {
     const char *spec;
     int64_t h, w, c, classes;

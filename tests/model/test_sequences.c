@@ -22,9 +22,9 @@ static dsc_linear_options linear_options(int bias, double std, int in_out, dsc_v
     return options;
 }
 
-/* One block of a transformer, as GPT-2 has it, with a tied or an own head, or, PADDED, with attention to all tokens but
- * the padding and with dropout of its probabilities, or, BESIDE, with the input beside the output of attention instead of
- * added to it. */
+/* One block of a transformer, as GPT-2 has it, with a tied or an own head, or, PADDED, with attention to all tokens
+ * but the padding and with dropout of its probabilities, or, BESIDE, with the input beside the output of attention
+ * instead of added to it. */
 enum { OWN, TIED, PADDED, BESIDE, KINDS };
 
 static dsc_model *make_gpt(dsc_device *device, dsc_dtype dtype, int kind) {

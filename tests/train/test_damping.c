@@ -252,9 +252,9 @@ static void test_follows(void **state) {
     json_decref(lines);
 }
 
-/* Short steps are predicted well, whatever the number of labels in a batch: the prediction comes from a gradient that is
- * divided by the expected number of masked tokens, and so must be the reduction. A batch without a label, whose gradient
- * is 0, leaves the damping as it is. */
+/* Short steps are predicted well, whatever the number of labels in a batch: the prediction comes from a gradient that
+ * is divided by the expected number of masked tokens, and so must be the reduction. A batch without a label, whose
+ * gradient is 0, leaves the damping as it is. */
 static void test_masked_tokens(void **state) {
     (void)state;
     char data[SCRATCH_SIZE + 8], text[600];

@@ -226,8 +226,8 @@ static void check_same_steps(int64_t steps) {
     EXPECT(steps == first);
 }
 
-/* Between synchronisation points: flags are sent after step 32 and read after step 64. With adpsgd the ranks agree after any
- * step, in an epoch that is long enough for all of them to be scheduled meanwhile. */
+/* Between synchronisation points: flags are sent after step 32 and read after step 64. With adpsgd the ranks agree
+ * after any step, in an epoch that is long enough for all of them to be scheduled meanwhile. */
 static void test_signal(void **state) {
     (void)state;
     char data[32];

@@ -168,8 +168,8 @@ static double trace_of(dsc_trainer *t) {
     return sum;
 }
 
-/* Masked tokens: rows without a label have no gradient, also where labels are drawn, and a token's label does not depend on
- * the rank that draws it. Returns the sum of the eigenvalues of all G. */
+/* Masked tokens: rows without a label have no gradient, also where labels are drawn, and a token's label does not
+ * depend on the rank that draws it. Returns the sum of the eigenvalues of all G. */
 static double check_masked(dsc_fisher fisher) {
     enum { TEXT = 4000, CONTEXT = 8 };
     dsc_train_options o;

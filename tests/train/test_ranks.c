@@ -95,8 +95,8 @@ static void test_equal(void **state) {
     all_fine(comm);
 }
 
-/* Masked tokens: how many labels a batch has differs, but the sum over them is divided by their expected number, so that
- * every token counts the same, whichever rank and micro-batch it is in. */
+/* Masked tokens: how many labels a batch has differs, but the sum over them is divided by their expected number, so
+ * that every token counts the same, whichever rank and micro-batch it is in. */
 static void check_equal_masked(int64_t micro) {
     enum { TEXT = 4000, CONTEXT = 8 };
     dsc_train_options o;

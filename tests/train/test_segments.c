@@ -1,4 +1,5 @@
-/* The foreground-restricted Rand score of segments: pictures whose score is known, and a naive computation of others. */
+/* The foreground-restricted Rand score of segments: pictures whose score is known, and a naive computation of
+ * others. */
 #include "test.h"
 
 #include "base/rng.h"

@@ -668,8 +668,8 @@ static void test_unet(void **state) {
     dsc_queue_destroy(&queue);
 }
 
-/* The mean over the rows of w ((1 - s) CE(a) + s CE(b)), w = (1 - s) weight(a) + s weight(b), from the logits of an equal
- * net on the batch that a loader with these options gives first. */
+/* The mean over the rows of w ((1 - s) CE(a) + s CE(b)), w = (1 - s) weight(a) + s weight(b), from the logits of an
+ * equal net on the batch that a loader with these options gives first. */
 static double mixed_loss(const dsc_dataset *set, const dsc_train_options *o, const double weights[CLASSES]) {
     dsc_model *m = net();
     dsc_queue *queue = NULL;
