@@ -41,7 +41,7 @@ typedef struct dsc_comm_options {
     /* 1: dsc_comm_survivors can continue without lost ranks; default 0. For "mpi"; "self" has no other ranks, and
      * "nccl" refuses it. All pairs of ranks are then connected at creation. */
     int survive;
-    /* NULL (default): all ranks of the job. Otherwise the address of an MPI_Comm, whose ranks form the communicator; the
+    /* NULL (default): all ranks of the job. Otherwise the address of an MPI_Comm whose ranks form the communicator; the
      * caller has initialised MPI. The MPI_Comm is duplicated and stays the caller's. For "auto", "mpi" and "nccl". */
     const void *mpi_comm;
 } dsc_comm_options;
@@ -98,10 +98,10 @@ DSC_API dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm 
  * recordings (CUDA graphs) that contain operations must be destroyed before the communicator. */
 DSC_API dsc_status dsc_comm_use_queue(dsc_comm *comm, dsc_queue *queue) DSC_MUST_CHECK;
 
-/* Reduces `t` element by element over all ranks, in place. Types: F32, F64, I32, I64, U8, BF16 and F16; the last two are
- * added in float32 and rounded after each addition (on GPUs by "nccl": in NCCL's order and with its rounding). Shape
- * and type must be the same on every rank. As in all ..._begin functions, *request receives the request, which the
- * caller completes with dsc_comm_wait or dsc_comm_test. Collective. Asynchronous. */
+/* Reduces `t` element by element over all ranks, in place. Types: F32, F64, I32, I64, U8, BF16 and F16; the last two
+ * are added in float32 and rounded after each addition (on GPUs by "nccl": in NCCL's order and with its rounding).
+ * Shape and type must be the same on every rank. As in all ..._begin functions, *request receives the request, which
+ * the caller completes with dsc_comm_wait or dsc_comm_test. Collective. Asynchronous. */
 DSC_API dsc_status dsc_comm_allreduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op,
                                             dsc_tensor *t, dsc_request **request) DSC_MUST_CHECK;
 /* The same as dsc_comm_allreduce_begin, with the result on rank `root` only; on other ranks t does not change. */
