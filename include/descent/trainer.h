@@ -53,7 +53,7 @@ typedef struct dsc_step_report {
     size_t size;
     int64_t step;   /* the number of this step, from 1; 0: no step has finished yet */
     int64_t epoch;  /* the epoch it belongs to, from 0 */
-    double time_s;  /* wall-clock seconds of the run until the end of the step, with the runs that it resumes */
+    double time_s;  /* wall-clock seconds of the run at the end of the step, with the runs that it resumes */
     double seconds; /* wall-clock seconds of this step */
     double loss;    /* mean over the batch */
     double lr;
