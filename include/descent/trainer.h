@@ -119,11 +119,11 @@ DSC_API dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data,
  * describes. Older checkpoints in options.out are removed according to options.keep; in other directories nothing is
  * removed. Parameters that are not finite are refused. */
 DSC_API dsc_status dsc_trainer_save(dsc_trainer *trainer, const char *directory) DSC_MUST_CHECK;
-/* Continues from a checkpoint: `path` is a file, or a directory, whose latest checkpoint is used. Allowed only before
- * the first step, and not after options.resume. With the same ranks, threads and device, the following steps give the
- * same bits as in the run that was saved; a different number of ranks is possible. On a GPU that tunes its
- * convolutions only options.resume adopts the algorithms that the checkpoint names; with this function they are those
- * that were chosen when the trainer was created. */
+/* Continues from a checkpoint: `path` is what options.resume can be, such as a model file or the directory of a run,
+ * whose latest checkpoint is used. Allowed only before the first step, and not after options.resume. With the same
+ * ranks, threads and device, the following steps give the same bits as in the run that was saved; a different number of
+ * ranks is possible. On a GPU that tunes its convolutions only options.resume adopts the algorithms that the checkpoint
+ * names; with this function they are those that were chosen when the trainer was created. */
 DSC_API dsc_status dsc_trainer_resume(dsc_trainer *trainer, const char *path) DSC_MUST_CHECK;
 
 /* ---- queries; not collective, and everything returned is owned by the trainer ---- */
