@@ -1,11 +1,11 @@
-/* K-FAC in a hand-written training loop: the network is plain C, arrays and loops; descent only provides
+/* K-FAC in a hand-written training loop: the network is plain C code with arrays and loops; descent only provides
  * communication and the preconditioner.
  *
  *   kfac_by_hand [SGD_RATE [KFAC_RATE]]       or, on two ranks, mpirun -n 2 kfac_by_hand
  *
- * Trains the same network twice from the same weights, by plain SGD and by SGD on K-FAC's gradients, and
- * prints both losses. Every batch is divided among the ranks: the numbers are the same on any number of them,
- * up to rounding. */
+ * Trains the same network twice from the same weights, with plain SGD and with SGD on gradients that K-FAC has
+ * preconditioned, and prints both losses. Every batch is divided among the ranks, so up to rounding the numbers are
+ * the same on any number of ranks. */
 #include <descent/kfac.h>
 
 #include <math.h>
@@ -22,10 +22,10 @@ enum {
 enum { SAMPLES = 1024, BATCH = 512 /* of all ranks */, STEPS = 150, EVERY = 15 };
 
 static const int width[LAYERS + 1] = {FEATURES, HIDDEN, HIDDEN, CLASSES};
-static const int first[LAYERS] = {0, SECOND, LAST}; /* of the parameters: weights[out][in], biases[out] */
+static const int first[LAYERS] = {0, SECOND, LAST}; /* where weights[out][in], biases[out] of a layer begin */
 static float params[PARAMS], grads[PARAMS];
-static float inputs[LAYERS + 1][SAMPLES * HIDDEN]; /* [rows][in] of each layer, and the outputs */
-static float deltas[LAYERS][SAMPLES * HIDDEN];     /* [rows][out] gradients at the outputs of each */
+static float inputs[LAYERS + 1][SAMPLES * HIDDEN]; /* [rows][in] of each layer; last, the outputs */
+static float deltas[LAYERS][SAMPLES * HIDDEN];     /* [rows][out] gradients at the outputs of each layer */
 static float features[SAMPLES * FEATURES];
 static int labels[SAMPLES];
 
@@ -33,7 +33,7 @@ static dsc_comm *comm;
 static dsc_device *device;
 static dsc_queue *queue;
 
-/* A failing rank says why and ends the whole job, so that no other rank waits for it. */
+/* If a call has failed, prints why and ends the whole job, so that no other rank waits for this one. */
 static void check(dsc_status status) {
     if (status == DSC_OK)
         return;
@@ -51,8 +51,8 @@ static float uniform(void) { /* in [-1, 1), the same sequence on every rank */
     return (float)(x >> 8) / (1 << 23) - 1;
 }
 
-/* Neighbouring features are strongly correlated, like pixels, which makes plain SGD slow. The class is two
- * bits of their independent parts. */
+/* Neighbouring features are strongly correlated, like pixels, which makes plain SGD slow. The class is given by two
+ * bits, which depend on the independent parts of some features. */
 static void make_samples(void) {
     for (int s = 0; s < SAMPLES; s++) {
         float fresh[FEATURES], *x = &features[s * FEATURES];
@@ -72,7 +72,7 @@ static void make_params(float *out) {
     }
 }
 
-/* Layer l: y = x W' + b, and ReLU but for the last. */
+/* Computes layer l: y = x W' + b, followed by a ReLU except in the last layer. */
 static void forward(int l, int rows) {
     const float *w = &params[first[l]], *b = w + width[l] * width[l + 1];
     for (int r = 0; r < rows; r++) {
@@ -88,7 +88,8 @@ static void forward(int l, int rows) {
     }
 }
 
-/* Softmax cross-entropy of samples [from, from + rows): their sum, and the gradient of their mean. */
+/* Returns the sum of the softmax cross-entropy over samples [from, from + rows), and computes the gradient of their
+ * mean at the network's outputs. */
 static double loss(int from, int rows) {
     double sum = 0;
     memcpy(inputs[0], &features[from * FEATURES], (size_t)(rows * FEATURES) * sizeof(float));
@@ -109,7 +110,8 @@ static double loss(int from, int rows) {
     return sum;
 }
 
-/* Layer l's gradients, dW = d' x and db = sum of d, and d W at the output of the layer below. */
+/* Adds up layer l's gradients, dW = d' x and db = sum of d, and computes d W, the gradient at the output of the layer
+ * below. */
 static void backward(int l, int rows) {
     const float *w = &params[first[l]];
     float *dw = &grads[first[l]], *db = dw + width[l] * width[l + 1];
@@ -157,14 +159,14 @@ static dsc_kfac *make_kfac(void) {
     return kfac;
 }
 
-/* The mean over the ranks, in place. */
+/* Replaces a tensor by its mean over the ranks. */
 static void average(dsc_tensor t) {
     check(dsc_comm_allreduce(comm, DSC_TRAFFIC_GRADIENTS, DSC_SUM, &t));
     for (int64_t i = 0; i < dsc_tensor_count(&t); i++)
         ((float *)t.data)[i] /= (float)dsc_comm_size(comm);
 }
 
-/* One step; kfac NULL: plain SGD. */
+/* Does one step; kfac NULL: plain SGD. */
 static void train_step(int step, dsc_kfac *kfac, double rate) {
     int rows = BATCH / dsc_comm_size(comm);
     loss(step * BATCH % SAMPLES + dsc_comm_rank(comm) * rows, rows);
@@ -181,13 +183,13 @@ static void train_step(int step, dsc_kfac *kfac, double rate) {
     average(matrix(grads, 1, PARAMS));
     if (kfac) {
         check(dsc_kfac_step(kfac, queue, rate));
-        check(dsc_queue_sync(queue)); /* the host reads the gradients now */
+        check(dsc_queue_sync(queue)); /* because the host reads the gradients next */
     }
     for (int i = 0; i < PARAMS; i++)
         params[i] -= (float)rate * grads[i];
 }
 
-/* losses[i]: mean over all samples after (i + 1) * EVERY steps. */
+/* Trains from the parameters `start`. losses[i] becomes the mean over all samples after (i + 1) * EVERY steps. */
 static void train(const float *start, dsc_kfac *kfac, double rate, float *losses) {
     int share = SAMPLES / dsc_comm_size(comm);
     memcpy(params, start, sizeof params);
@@ -199,7 +201,7 @@ static void train(const float *start, dsc_kfac *kfac, double rate, float *losses
     average(matrix(losses, 1, STEPS / EVERY));
 }
 
-/* A finite number above 0; 0 for anything else. */
+/* Reads a finite number above 0; returns 0 for anything else. */
 static double read_rate(const char *text) {
     char *end;
     double value = strtod(text, &end);
@@ -215,7 +217,7 @@ int main(int argc, char **argv) {
     }
     float start[PARAMS], losses[2][STEPS / EVERY];
 
-    check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, one process without */
+    check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, a single process without one */
     if (BATCH % dsc_comm_size(comm) != 0) {
         fprintf(stderr, "kfac_by_hand: a batch of %d cannot be divided among %d ranks\n", BATCH,
                 dsc_comm_size(comm));
@@ -224,7 +226,7 @@ int main(int argc, char **argv) {
     dsc_device_options options;
     dsc_device_options_init(&options);
     options.name = "cpu"; /* memory that the loops above may touch */
-    options.threads = 1;  /* so small a network gains nothing from more */
+    options.threads = 1;  /* such a small network gains nothing from more */
     check(dsc_device_create(&options, &device));
     check(dsc_queue_create(device, &queue));
 

@@ -15,7 +15,7 @@ enum { ARMS = 3, POINTS = 6000 };
 
 static dsc_comm *comm;
 
-/* A failing rank says why and ends the whole job, so that no other rank waits for it. */
+/* If a call has failed, prints why and ends the whole job, so that no other rank waits for this one. */
 static void check(dsc_status status) {
     if (status == DSC_OK)
         return;
@@ -23,7 +23,7 @@ static void check(dsc_status status) {
     dsc_comm_abort(comm, 1);
 }
 
-/* Point `index` of a spiral: a pure function, because threads ask for points in any order, repeatedly. */
+/* Computes point `index` of the spirals: a pure function, because threads ask for points in any order, repeatedly. */
 static dsc_status sample(void *context, int64_t index, int augment, int64_t epoch, float *x, int32_t *label) {
     double along = fmod((double)(index + *(int64_t *)context) * 0.6180339887, 1),
            noise = sin(991.0 * (double)index);
@@ -67,7 +67,7 @@ static dsc_model *build(dsc_device *device) {
 
 int main(int argc, char **argv) {
     int64_t first_train = 0, first_val = POINTS;
-    check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, one process without */
+    check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, a single process without one */
     dsc_device *device;
     check(dsc_device_create(NULL, &device));
     dsc_dataset *train = open_data(POINTS, &first_train), *val = open_data(POINTS / 6, &first_val);
@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
     options.consensus = &gossip;
     options.kfac = &kfac;
     options.out = "own_net_run";
-    options.resume = "auto"; /* goes on from the last checkpoint, if there is one */
+    options.resume = "auto"; /* continues from the last checkpoint, if there is one */
 
     dsc_trainer *trainer;
     dsc_train_result result = {.size = sizeof result};

@@ -3,7 +3,7 @@
  *
  *   train_small [DATA [EPOCHS]]       or, on four ranks, mpirun -n 4 train_small cifar10:DIR 10
  *
- * Every rank takes its part of each batch; gradients are averaged while the backward pass still runs. */
+ * Every rank takes its part of each batch; gradients are averaged while the backward pass is still running. */
 #include <descent/descent.h>
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 static dsc_comm *comm;     /* the ranks */
 static dsc_device *device; /* where memory lives and work runs */
 
-/* A failing rank says why and ends the whole job, so that no other rank waits for it. */
+/* If a call has failed, prints why and ends the whole job, so that no other rank waits for this one. */
 static void check(dsc_status status) {
     if (status == DSC_OK)
         return;
@@ -20,7 +20,8 @@ static void check(dsc_status status) {
     dsc_comm_abort(comm, 1);
 }
 
-/* Four times convolution, batch norm, ReLU and pooling; then a linear layer on the mean over the image. */
+/* Builds the network: four times convolution, batch norm, ReLU and pooling; then a linear layer on the mean over the
+ * image. */
 static dsc_model *build(dsc_dataset_info info) {
     static const char *const names[][2] = {
         {"conv1", "bn1"}, {"conv2", "bn2"}, {"conv3", "bn3"}, {"conv4", "bn4"}};
@@ -45,7 +46,7 @@ static dsc_model *build(dsc_dataset_info info) {
     return model;
 }
 
-/* Called on rank 0 as the training goes on. */
+/* Called on rank 0 to report the progress of the training. */
 static void print_progress(void *context, const dsc_progress *p) {
     (void)context;
     if (p->kind == DSC_EVENT_EPOCH)
@@ -63,7 +64,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: train_small [DATA [EPOCHS]], EPOCHS from 1 to 1000000\n");
         return 2;
     }
-    check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, one process without */
+    check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, a single process without one */
     dsc_device_options device_options;
     dsc_device_options_init(&device_options);
     device_options.threads = dsc_comm_threads(comm);

@@ -1,10 +1,10 @@
-/* Includes all public headers. What holds for all of them:
+/* Includes all public headers. These rules hold for all of them:
  *
- * A function that can fail returns dsc_status; dsc_error_message() says what went wrong. A pointer argument must not
- * be NULL unless its function says so; functions that destroy, close or free accept NULL, and set the caller's
- * pointer to NULL. Options structs are filled in by their _init macro, result structs start with their size, which
- * the caller sets; both may grow at their end in later versions. Strings and structs that are passed in are copied
- * unless a comment says that a pointer is kept. */
+ * A function that can fail returns a dsc_status; after a failure dsc_error_message() says what went wrong. A pointer
+ * argument must not be NULL unless the function's comment allows it; functions that destroy, close or free accept NULL
+ * and set the caller's pointer to NULL. Options structs are initialised by their _init macro, which sets the defaults.
+ * Result structs start with their size, which the caller sets. Both kinds may grow at their end in later versions.
+ * Strings and structs that are passed in are copied unless a comment says that the pointer is kept. */
 #ifndef DSC_DESCENT_H
 #define DSC_DESCENT_H
 

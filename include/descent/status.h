@@ -1,7 +1,7 @@
 /* Status codes and error messages.
  *
- * Every function that can fail returns a dsc_status. The library never prints, exits or aborts: the program
- * prints dsc_error_message() and ends the job (with dsc_comm_abort in a parallel job). */
+ * Every function that can fail returns a dsc_status. The library itself never prints, exits or aborts: it is the
+ * program that prints dsc_error_message() and ends the job (with dsc_comm_abort in a parallel job). */
 #ifndef DSC_STATUS_H
 #define DSC_STATUS_H
 
@@ -9,9 +9,11 @@
 extern "C" {
 #endif
 
+/* Exports a function from the shared library; makes the compiler warn when the result of a function is ignored. */
 #define DSC_API        __attribute__((visibility("default")))
 #define DSC_MUST_CHECK __attribute__((warn_unused_result))
 
+/* All status codes: the constant, and the short description that dsc_status_text returns. */
 #define DSC_STATUS_LIST(X)                                                                                   \
     X(DSC_OK, "success")                                                                                     \
     X(DSC_E_INVALID, "invalid argument")                                                                     \
@@ -33,20 +35,22 @@ typedef enum dsc_status {
 #undef DSC_STATUS_ENUM
 } dsc_status;
 
-/* A short description of the code; never NULL. */
+/* Returns a short description of the code, a static string; "unknown status" for any other number. Never NULL. */
 DSC_API const char *dsc_status_text(dsc_status status);
 
-/* Describes the last failed call of this thread: the value, its limit and what to do. In a parallel job it
- * starts with "rank R: ". Never NULL; "" when nothing has failed yet. Valid until the next failure in this
- * thread. */
+/* Returns the message of the last call that failed in this thread: the offending value, its limits and what to do.
+ * In a parallel job it starts with "rank R: ". Never NULL; "" if no call has failed yet. The string belongs to the
+ * library and is valid until the next failure in this thread. */
 DSC_API const char *dsc_error_message(void);
 
-/* For callbacks that this library calls: sets the message of this thread, printf-style, and returns `status`.
- * The library puts its own context before it: return dsc_error_set(DSC_E_IO, "cannot read %s", path); */
+/* For callbacks that the library calls: sets the message of this thread, printf-style, and returns `status`, so that
+ * a callback can end with: return dsc_error_set(DSC_E_IO, "cannot read %s", path);
+ * The library puts its own context in front of the message. */
 DSC_API dsc_status dsc_error_set(dsc_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* The trace of the last failure: one "file:line" per line, innermost first. Valid as long as the message. */
+/* Returns the trace of the last failure in this thread: one "file:line" of the library's source per line, innermost
+ * first. Owned by the library, and valid as long as the message. */
 DSC_API const char *dsc_error_trace(void);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 /* Training and evaluation of models and data that are given by name, with metrics and checkpoints. The header
- * trainer.h does the same for a model and data of the caller's own, with the same options and results. */
+ * trainer.h does the same for the caller's own model and data, with the same options and results. */
 #ifndef DSC_TRAIN_H
 #define DSC_TRAIN_H
 
@@ -13,12 +13,12 @@
 extern "C" {
 #endif
 
-/* The kinds of progress reports that a run sends to the caller's function, and the members of dsc_progress
- * that each of them sets. Members that do not apply are 0. */
+/* The kinds of progress reports that a run passes to the caller's function, and the members of dsc_progress
+ * that each kind sets. Members that do not apply are 0. */
 typedef enum dsc_event_kind {
     DSC_EVENT_START,      /* text: "model: ...", one of several lines that describe the run */
-    DSC_EVENT_STEP,       /* step, epoch, loss (with gossip rank 0's own), lr, images_per_s, eta_s */
-    DSC_EVENT_EPOCH,      /* epoch done: mean training loss, images_per_s */
+    DSC_EVENT_STEP,       /* step, epoch, loss (with gossip that of rank 0), lr, images_per_s, eta_s */
+    DSC_EVENT_EPOCH,      /* an epoch is done: mean training loss, images_per_s */
     DSC_EVENT_EVAL,       /* loss, top1, top5 */
     DSC_EVENT_CHECKPOINT, /* text: the file */
     DSC_EVENT_NOTE        /* text */
@@ -27,98 +27,103 @@ typedef enum dsc_event_kind {
 typedef struct dsc_progress {
     dsc_event_kind kind;
     int64_t step, epoch;                /* steps done; epoch counted from 0 */
-    int64_t step_of_epoch, epoch_steps; /* steps done of this epoch, of how many */
+    int64_t step_of_epoch, epoch_steps; /* steps done in this epoch, and its number of steps */
     int64_t epochs;                     /* of the whole run */
     double loss, lr, images_per_s, eta_s, top1, top5;
     const char *text;
-    int64_t tokens; /* of a sample, always set for models of sequences; images_per_s counts sequences then */
-    /* With images_per_s of steps and epochs, the utilisation of the devices: floating-point operations of forward and
-     * backward passes per second (dsc_model_flops) as a share of the peak (dsc_device_measure_peak); 0: unknown. */
+    int64_t tokens; /* per sample, always set for models of sequences; images_per_s then counts sequences */
+    /* Set with the images_per_s of steps and epochs: the model FLOPs utilisation, that is, the floating-point
+     * operations of forward and backward passes per second (dsc_model_flops) as a fraction of the devices' peak
+     * (dsc_device_measure_peak); 0: unknown. */
     double mfu;
     int64_t positions; /* predictions per sample: 1, the tokens of a sequence, or the pixels of an image */
 } dsc_progress;
 
+/* Receives a progress report, which is valid during the call only. */
 typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
 
-/* Which labels the gradients come from that K-FAC's factors G are computed from. EMPIRICAL: the true labels.
- * SAMPLED: labels drawn from the model's own output, which costs one more backward pass in steps that update
- * the factors. */
+/* Which labels are used for the gradients that K-FAC computes its factors G from (the Fisher matrix). EMPIRICAL: the
+ * true labels. SAMPLED: labels drawn from the model's own output, which costs one more backward pass in steps that
+ * update the factors. */
 typedef enum dsc_fisher { DSC_FISHER_EMPIRICAL, DSC_FISHER_SAMPLED } dsc_fisher;
 
-/* "empirical" and "sampled", and back; DSC_E_INVALID lists the known names. */
+/* Converts "empirical" and "sampled" to their constants, and back. An unknown name is DSC_E_INVALID, and the message
+ * lists the known ones. */
 DSC_API dsc_status dsc_fisher_parse(const char *name, dsc_fisher *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_fisher_name(dsc_fisher fisher);
 
-/* How the factors of K-FAC are averaged when ranks gossip. GLOBAL: over all ranks by all-reduce (comm-opt
- * only; steps then wait for all ranks). GOSSIP: over peers, by gossip like that of the parameters. LOCAL: not
- * at all. The last two have no collective in a step, and every rank decomposes all layers itself. With the
- * consensus all-reduce only GLOBAL is allowed. */
+/* How the factors of K-FAC are averaged if ranks gossip. GLOBAL: over all ranks by all-reduce (comm-opt only; steps
+ * then wait for all ranks). GOSSIP: over peers, by gossip as for the parameters. LOCAL: not at all. With the last two
+ * a step has no collectives, and every rank decomposes all layers itself. Without gossip (DSC_CONSENSUS_ALLREDUCE) only
+ * GLOBAL is allowed. */
 typedef enum dsc_kfac_scope { DSC_SCOPE_GLOBAL, DSC_SCOPE_GOSSIP, DSC_SCOPE_LOCAL } dsc_kfac_scope;
 
-/* "global", "gossip", "local", and back; DSC_E_INVALID lists the known names. */
+/* Converts "global", "gossip" and "local" to their constants, and back. An unknown name is DSC_E_INVALID, and the
+ * message lists the known ones. */
 DSC_API dsc_status dsc_kfac_scope_parse(const char *name, dsc_kfac_scope *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_scope_name(dsc_kfac_scope scope);
 
-/* What happens when a rank does not answer for consensus->peer_timeout seconds. STOP: the run fails.
- * CONTINUE: the other ranks train on from the parameters that each of them has. This needs gossip without
- * groups, K-FAC's scope gossip or local, a communicator made with dsc_comm_options.survive, and a launcher
- * that does not end the other ranks. */
+/* What happens if a rank does not answer for consensus->peer_timeout seconds. STOP: the run fails. CONTINUE: the
+ * other ranks continue training, each from the parameters that it has. This needs gossip without groups, K-FAC's
+ * scope gossip or local, a communicator created with dsc_comm_options.survive, and a launcher that does not end the
+ * other ranks. */
 typedef enum dsc_peer_loss { DSC_PEER_LOSS_STOP, DSC_PEER_LOSS_CONTINUE } dsc_peer_loss;
 
 /* Why a run ended before its last epoch. */
 typedef enum dsc_stop_reason {
     DSC_STOP_NONE,    /* it did not */
     DSC_STOP_TARGET,  /* an evaluation reached dsc_train_options.stop_at */
-    DSC_STOP_PATIENCE /* no better evaluation in dsc_train_options.patience of them */
+    DSC_STOP_PATIENCE /* dsc_train_options.patience evaluations in a row were no better than the best */
 } dsc_stop_reason;
 
-/* Strings are copied when training starts. Epochs count from 0. The number or word by itself in a comment is
- * the default. */
+/* Strings are copied when training starts. Epochs count from 0. A number or word by itself in a comment is the
+ * default. */
 typedef struct dsc_train_options {
     size_t size;
     const char *model, *data; /* "resnet20", "synthetic" */
-    int64_t epochs, steps;    /* 100; steps > 0 ends the run after so many steps in all */
+    int64_t epochs, steps;    /* 100 and 0; steps > 0 ends the run after that many steps in total */
     int64_t batch_size;       /* per rank, 128 */
     int64_t val_batch_size;   /* per rank, 0: batch_size */
     uint64_t seed;            /* 42 */
     const char *out;          /* directory of metrics and checkpoints; NULL: writes nothing */
-    /* NULL; "auto": the newest intact checkpoint of `out`, if any; a model file, or DIR[:best|:latest|:STEP]. */
+    /* The checkpoint to continue from. NULL: none; "auto": the newest intact checkpoint in `out`, if there is one;
+     * otherwise a model file, or DIR[:best|:latest|:STEP]. */
     const char *resume;
-    int64_t image_size;    /* imagefolder, 0: what the model is made for */
+    int64_t image_size;    /* as in dsc_data_options; 0: what the model is made for */
     int data_threads;      /* 1 */
     int augment;           /* 1 */
     dsc_dtype activations; /* fp32; bf16 or fp16 on a GPU */
 
-    /* The parts. They stay the caller's and are copied when training starts. NULL: the defaults; kfac NULL or
-     * with an update_freq of 0: no K-FAC. kfac->schedule is called after the schedules below; the trainer
-     * sets kfac->passes itself. */
+    /* The options of the parts. They stay the caller's and are copied when training starts. optim and consensus NULL:
+     * their defaults; kfac NULL, or with an update_freq of 0: no K-FAC. kfac->schedule is called after the schedules
+     * below; the trainer sets kfac->passes itself. */
     const dsc_optim_options *optim;
     const dsc_consensus_options *consensus;
     const dsc_kfac_options *kfac;
 
-    double lr; /* -1 (the default): the optimiser's own, dsc_optim_default_rate; 0.1 for sgd */
+    double lr; /* -1 (the default): the optimiser's own, dsc_optim_default_rate, such as 0.1 for sgd */
     dsc_schedule_kind lr_schedule; /* step */
     double warmup_epochs;          /* 5 */
     double warmup_start;           /* negative (the default): lr */
-    /* 1 (the default): the target rate is lr * ranks * batches_per_allreduce; 0: lr. This also holds for
-     * gossip, where the mean of the ranks' parameters moves by the mean of their steps. */
+    /* 1 (default): the target rate is lr * ranks * batches_per_allreduce; 0: lr. This also applies to gossip, where
+     * the mean of the ranks' parameters moves by the mean of their steps. */
     int lr_scaling;
     double lr_decay[DSC_MAX_DECAYS];
     int lr_decay_count;
     double lr_decay_rate;          /* 0.1 */
     double label_smoothing;        /* 0 */
     int64_t batches_per_allreduce; /* 1 */
-    int64_t checkpoint_every;      /* steps; 0: at the end of every epoch; -1: only at the end */
+    int64_t checkpoint_every;      /* steps; 0: at the end of every epoch; -1: only at the end of the run */
     int64_t keep;                  /* checkpoints kept besides the best and the last, 2 */
     int64_t eval_every;            /* epochs between evaluations, 1; 0: never */
-    /* Steps between `step` lines; 0 (the default): as many as give 200 to 400 lines in an epoch, at least 1. */
+    /* Steps between `step` lines in the metrics; 0 (default): chosen to give 200 to 400 lines per epoch, at least 1. */
     int64_t log_every;
     /* All-reduce only: steps between comparisons of the ranks' parameters, 500; 0: never. */
     int64_t check_every;
     dsc_progress_function progress; /* called on rank 0 only; may be NULL */
-    void *progress_context;
+    void *progress_context;         /* passed to it */
 
-    /* Schedules of K-FAC: value(epoch) = base * alpha^(number of listed epochs <= epoch). */
+    /* The schedules of K-FAC: value(epoch) = base * alpha^(number of listed epochs <= epoch). */
     dsc_fisher kfac_fisher;    /* empirical */
     double kfac_damping_alpha; /* 0.5 */
     double kfac_damping_decay[DSC_MAX_DECAYS];
@@ -126,113 +131,114 @@ typedef struct dsc_train_options {
     double kfac_update_freq_alpha; /* 10; for both frequencies, which are rounded and at least 1 */
     double kfac_update_freq_decay[DSC_MAX_DECAYS];
     int kfac_update_freq_decay_count;
-    double kfac_diag_warmup;   /* 0: epoch from which on factors are split into kfac->diag_blocks */
+    double kfac_diag_warmup;   /* the epoch from which factors are split into kfac->diag_blocks; 0 */
     dsc_kfac_scope kfac_scope; /* global */
 
-    /* Gossip. From the start of epoch peers_epochs[i] (rising, from 0) on, peers_values[i] peers a step;
-     * before the first of them consensus->peers. */
+    /* Gossip: peers_values[i] peers per step from the start of epoch peers_epochs[i] on (increasing, at least 0);
+     * before the first of them consensus->peers. peers_count is the number of entries. */
     int64_t peers_epochs[DSC_MAX_DECAYS];
     int peers_values[DSC_MAX_DECAYS];
     int peers_count;
-    int bn_average; /* 0: evaluations use rank 0's batch-norm statistics; 1: the average of all ranks' */
-    int eval_ranks; /* 1: every rank's own model is evaluated as well */
+    int bn_average; /* 0: evaluations use rank 0's batch-norm statistics; 1: the average over all ranks */
+    int eval_ranks; /* 0; 1: every rank's own model is evaluated as well */
     int64_t distance_every;     /* steps between `consensus` lines of the metrics; 0: at evaluations only */
     dsc_peer_loss on_peer_loss; /* stop */
 
-    /* Steps that count as an epoch when the caller passes the batches (dsc_trainer_step_on), 1000. */
+    /* The number of steps that count as an epoch if the caller passes the batches (dsc_trainer_step_on), 1000. */
     int64_t epoch_steps;
-    /* More lines for the file `config` in `out`, which holds the options of the run: `key = value`, for a
-     * program that reads its own options from it, too. NULL: none. */
+    /* Further lines, `key = value`, for the file `config` in `out`, which holds the options of the run: for programs
+     * that also read options of their own from it. NULL: none. */
     const char *config_lines;
 
-    /* K-FAC: every so many steps the damping is adapted by comparing the reduction of the loss that a step
-     * brings with the predicted one, between the bounds; 0: it is not. SGD without gossip only. */
+    /* K-FAC: at intervals of this many steps the damping is adapted, within the bounds, by comparing the reduction of
+     * the loss by a step with the predicted one; 0: never. SGD without gossip only. */
     int64_t kfac_damping_adapt;                /* 0 */
     double kfac_damping_min, kfac_damping_max; /* 1e-6, 10 */
 
-    /* Schedules: the part of the run in which the rate of one-cycle rises, 0.3; the power of polynomial, 2; the
-     * first period of restarts in epochs, 10, and the factor of the period at each restart, 2. */
+    /* Schedules. lr_rise: one-cycle: the fraction of the run in which the rate rises, 0.3. lr_power: polynomial: the
+     * power, 2. lr_period, lr_period_factor: restarts: the first period in epochs, 10, and the factor by which the
+     * period grows at each restart, 2. */
     double lr_rise, lr_power, lr_period, lr_period_factor;
 
-    /* Early stopping, at evaluations inside dsc_trainer_run. The run ends after so many evaluations without a
-     * better one, 0: never. The best one has the highest top-1 accuracy, and where a model predicts tokens or pixels, the
-     * lowest loss. It also ends when one reaches this: "top1=X" or "top5=X" in percent, or "loss=X",
-     * NULL: never. */
+    /* Early stopping, at evaluations inside dsc_trainer_run. patience: the run ends after this many evaluations without
+     * a better one than the best so far; 0: never. The best one has the highest top-1 accuracy, or the lowest loss if
+     * the model predicts tokens or pixels. stop_at: the run ends when an evaluation reaches "top1=X" or "top5=X" in
+     * percent, or "loss=X"; NULL: never. */
     int64_t patience;
     const char *stop_at;
 
-    /* Image files that cannot be read. "skip:N": up to N of a set are replaced, each is named once in the
-     * log, and with more the run ends with a checkpoint and DSC_E_FORMAT. "stop": N is 0. NULL or "skip":
-     * one in a thousand of the set, rounded up. */
+    /* What to do with image files that cannot be read. "skip:N": up to N of a set are replaced, and each is named once
+     * in the log; if there are more, the run ends with a checkpoint and DSC_E_FORMAT. "stop": N is 0. NULL or "skip": N
+     * is one in a thousand of the set, rounded up. */
     const char *bad_images;
 
-    /* Decay of the moving average of the weights over the steps, below 1; 0: none is made. It is evaluated beside
-     * the model, and saved as checkpoint-STEP.ema.safetensors. */
+    /* The decay of an exponential moving average of the weights over the steps, below 1; 0: no average. It is evaluated
+     * in addition to the model, and saved as checkpoint-STEP.ema.safetensors. */
     double ema;
 
-    /* Event files for TensorBoard are written to this directory; "auto": to `out`; NULL: none are. Needs an
+    /* The directory that event files for TensorBoard are written to; "auto": `out`; NULL: none are written. Needs an
      * `out`, and a library that was built with protobuf-c. */
     const char *tensorboard;
 
-    /* Fine-tuning. init: a safetensors file of this library's or of PyTorch's, or DIR[:best|:latest|:STEP] of a run,
-     * with whose tensors the model starts where name and shape fit; all others start as they would without it. NULL
-     * (the default): none do. Not used where a run is resumed. */
+    /* Fine-tuning. init: a safetensors file written by this library or by PyTorch, or DIR[:best|:latest|:STEP] of a
+     * run. Tensors of the model whose name and shape match one in it start from its values; all others start as they
+     * would without it. NULL (default): no file. Not used if a run is resumed. */
     const char *init;
-    /* A POSIX extended regular expression: parameters in whose name it is found are not updated, and K-FAC
-     * leaves out their layers. Batch norms still follow the statistics of the images. With gossip, averaging may
-     * round frozen parameters. NULL (the default): all are updated. */
+    /* A POSIX extended regular expression: parameters whose name it matches in part are not updated, and K-FAC leaves
+     * out their layers. Batch norms still follow the statistics of the images. With gossip, averaging may round frozen
+     * parameters. NULL (default): all are updated. */
     const char *freeze;
     double head_lr; /* 1: factor of the learning rate for the parameters of the last layer that has some */
 
-    /* As in dsc_data_options, where the data are opened by name; 0. */
+    /* As in dsc_data_options, if the data are opened by name; 0. */
     double val_split;
 
-    /* A trace of every rank is written to this file (rank R: with `.rank-R` before its last dot), in the JSON format
-     * of Perfetto and chrome://tracing; NULL: none is. A process can write one at a time. */
+    /* A file to which each rank writes a trace (rank R: with `.rank-R` before the last dot), in the JSON format of
+     * Perfetto and chrome://tracing; NULL: none. A process can write one trace at a time. */
     const char *trace;
 
     /* Augmentation of the training samples, as in dsc_loader_options; all 0, randaugment_ops 2. */
     double mixup, cutmix, random_erasing, randaugment;
     int randaugment_ops;
-    /* Weights of the classes in the training loss. "balanced": inversely proportional to their numbers of training
-     * samples; or a file with one number per class; NULL (the default): 1. They are scaled so that their mean over the
-     * training samples is 1. K-FAC's sampled Fisher matrix leaves them out. */
+    /* Class weights in the training loss. "balanced": inversely proportional to the number of training samples of each
+     * class; otherwise a file with one number per class; NULL (default): 1. They are scaled so that their mean over the
+     * training samples is 1. K-FAC's sampled Fisher matrix does not use them. */
     const char *class_weights;
 
-    /* 1: a run that is in `out` is removed when this one begins, unless this one resumes; 0 (the default): it is
-     * refused. */
+    /* What to do if `out` already contains a run. 1: it is removed when this one begins, unless this one resumes;
+     * 0 (default): this one is refused. */
     int overwrite;
     int64_t shuffle_buffer; /* as in dsc_loader_options; 0 */
-    /* COSINE, LINEAR, POLYNOMIAL: the share of the target rate that is left at the end; 0. */
+    /* COSINE, LINEAR, POLYNOMIAL: the fraction of the target rate that is left at the end; 0. */
     double lr_end;
-    int64_t lr_steps; /* steps in which the schedule ends; 0: those of all epochs */
+    int64_t lr_steps; /* the number of steps after which the schedule ends; 0: those of all epochs */
     double elastic;   /* masks: as in dsc_data_options; 0 */
-    int64_t context;  /* tokens of a sequence, for models of sequences; 0: what the model is made for */
-    int recompute;    /* as in dsc_model_options, for a model that is opened by name; 0 */
+    int64_t context;  /* tokens per sequence, for models of sequences; 0: what the model is made for */
+    int recompute;    /* as in dsc_model_options, for a model that is given by name; 0 */
     /* tokens and text: as in dsc_data_options; 0. The gradient is the sum over the labelled tokens divided by their
-     * expected number, so that p ranks or micro-batches of b sequences and one batch of p b give the same. */
+     * expected number, so that p ranks or micro-batches of b sequences give the same as one batch of p b. */
     double mask;
-    /* Cross-entropy. The others are for masks with two values, and make a model of the zoo with one output. With the
-     * caller's own model, one with a single output is never trained by cross-entropy, but by BCE. */
+    /* Cross-entropy. The other losses are for masks with two values, and give a model of the zoo one output. A model of
+     * the caller's own with a single output is trained with BCE instead of cross-entropy. */
     dsc_loss loss;
     int64_t vocabulary; /* tokens and text: as in dsc_data_options; 0: that of the data */
     int64_t mask_token; /* with `mask`, as in dsc_data_options; -1 */
 } dsc_train_options;
 
-/* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
+/* The caller sets `size` to sizeof(dsc_train_result); members beyond that size are not written. */
 typedef struct dsc_train_result {
     size_t size;
-    int64_t steps, epochs;       /* done in all */
+    int64_t steps, epochs;       /* done in total */
     double train_loss;           /* mean over the last epoch that was done in full or in part */
-    double val_loss, top1, top5; /* of the last evaluation; negative when there was none */
+    double val_loss, top1, top5; /* of the last evaluation; negative if there was none */
     double best_top1;
     double seconds;
     double images_per_s; /* over all steps of this process, all ranks together */
-    int rank, ranks;     /* at the end: others than at the start when ranks were lost */
+    int rank, ranks;     /* at the end: they differ from those at the start if ranks were lost */
     dsc_stop_reason stopped;
     double target_s;   /* seconds of the run until stop_at was reached; negative: it was not */
-    int64_t tokens;    /* of a sample, for models of sequences; 0: images */
-    double best_loss;  /* the lowest validation loss; negative when there was none */
+    int64_t tokens;    /* per sample, for models of sequences; 0: images */
+    double best_loss;  /* the lowest validation loss; negative if there was none */
     int64_t positions; /* predictions per sample: 1, the tokens of a sequence, or the pixels of an image */
     double mfu;        /* as in dsc_progress, over all steps of this process */
 } dsc_train_result;
@@ -240,18 +246,17 @@ typedef struct dsc_train_result {
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_train_options_init_sized(dsc_train_options *options, size_t size);
 #define dsc_train_options_init(options) dsc_train_options_init_sized((options), sizeof *(options))
-/* DSC_E_INVALID for options that dsc_train_run would refuse whatever data, device and ranks are, with the
- * reason. `prefix` (NULL: none) stands before the names of options in the message (options.h). */
+/* Returns DSC_E_INVALID, with the reason, for options that dsc_train_run would refuse whatever the data, the device and
+ * the ranks are. `prefix` (NULL: none) is put before the names of options in the message (options.h). */
 DSC_API dsc_status dsc_train_check(const dsc_train_options *options, const char *prefix) DSC_MUST_CHECK;
-/* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED when dsc_train_request_stop
- * was called: a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC on a loss that is not
- * finite, or when the parameters of the ranks differ; DSC_E_INVALID when another process trains into `out`.
- * `result` (may be NULL) is filled in after failures, too; DSC_E_INVALID when its size was not set.
- * Options must agree on all ranks: DSC_E_INVALID names the first that does not. Only data_threads, the
- * directory in `data`, the name of `out` and `resume` (both rank 0's) and callbacks may differ.
- * With gossip a rank may fail alone (a loss that is not finite, a peer that is lost): it then returns without
- * waiting for the others and without freeing what it shares with them, and the program must end the job with
- * dsc_comm_abort. */
+/* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED if dsc_train_request_stop was called:
+ * a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC if a loss is not finite, or if the
+ * parameters of the ranks differ; DSC_E_INVALID if another process trains into `out`. `result` (may be NULL) is also
+ * filled in after failures; DSC_E_INVALID if its size was not set. Options must agree on all ranks: otherwise the
+ * message of DSC_E_INVALID names the first that does not. Only data_threads, the directory in `data`, the values of
+ * `out` and `resume` (those of rank 0 are used), and callbacks may differ. With gossip a rank may fail alone (a loss
+ * that is not finite, a lost peer): it then returns without waiting for the others and without freeing what it shares
+ * with them, and the program must end the job with dsc_comm_abort. */
 DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                                  dsc_train_result *result) DSC_MUST_CHECK;
 /* Asks the running training of this process to end after the current step; all ranks then do. With gossip
@@ -263,72 +268,74 @@ DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_t
  * created, and wait for them in a thread of your own (sigwait). */
 DSC_API void dsc_train_request_stop(void);
 
-/* Whether `rank` of a run with these options can write its files: the output directory, the event files
- * (tensorboard) and the trace. Makes and removes directories and files for that and leaves nothing. DSC_E_INVALID
- * names what cannot be written. A run checks the same before it writes or removes anything. */
+/* Checks whether `rank` of a run with these options can write its files: the output directory, the event files
+ * (tensorboard) and the trace. Creates and removes directories and files for this, and leaves nothing behind. The
+ * message of DSC_E_INVALID names what cannot be written. A run checks the same before it writes or removes anything. */
 DSC_API dsc_status dsc_train_probe_files(const dsc_train_options *options, int rank) DSC_MUST_CHECK;
 
-/* Looks for a run in `directory`: `file` (`size` bytes) gets the name of one of its files, cut off where it is
- * too long, or "" when there is no run or no directory. DSC_E_INVALID when another process trains into the
- * directory. Call neither function for a directory into which this process trains: its lock would end. */
+/* Looks for a run in `directory`: writes the name of one of its files to file[size], cut off if it is too long, or ""
+ * if there is no run or no directory. DSC_E_INVALID if another process trains into the directory. Do not call this or
+ * the next function for a directory into which this process trains: that would release its lock. */
 DSC_API dsc_status dsc_train_find_run(const char *directory, char *file, size_t size) DSC_MUST_CHECK;
-/* Removes the files of a run (metrics, checkpoints, `latest`, `best`, `config`) and nothing else. DSC_E_INVALID when
+/* Removes the files of a run (metrics, checkpoints, `latest`, `best`, `config`) and nothing else. DSC_E_INVALID if
  * another process trains into the directory; then nothing is removed. */
 DSC_API dsc_status dsc_train_remove_run(const char *directory) DSC_MUST_CHECK;
 
-/* Completes the metrics of a run whose process was killed: they get an `end` line of status "died", and the lock of
- * the directory is removed. Nothing happens when the run has ended, or there is none. DSC_E_INVALID when another
- * process trains into the directory. A run that is resumed does the same by itself. */
+/* Completes the metrics of a run whose process was killed: writes an `end` line with status "died", and removes the
+ * lock of the directory. Does nothing if the run has ended, or if there is none. DSC_E_INVALID if another process
+ * trains into the directory. A run that is resumed does the same by itself. */
 DSC_API dsc_status dsc_train_complete_died(const char *directory) DSC_MUST_CHECK;
 
 #define DSC_SEED_OF_CHECKPOINT UINT64_MAX
-enum { DSC_DATA_SIZE = 4096 }; /* bytes of a text that names data, in a checkpoint */
+enum { DSC_DATA_SIZE = 4096 }; /* the size in bytes of a text that names data, in a checkpoint */
 
-/* What an evaluation tells about single classes, and about how sure the model is. Later versions may append
+/* What an evaluation says about individual classes, and about the calibration of the model. Later versions may append
  * members. */
 typedef struct dsc_eval_report {
     int64_t classes;
-    const char *const *class_names; /* [classes]: of text the tokens, in quotes; NULL: they have none */
-    /* [classes, classes]: images of the class of the row that were taken for the class of the column. NULL with
-     * more than 4096 classes. */
+    const char *const *class_names; /* [classes]: for text the tokens, in quotes; NULL: no names */
+    /* [classes, classes]: the number of images of the row's class that were predicted to be of the column's class. NULL
+     * with more than 4096 classes. */
     const int64_t *confusion;
-    /* The expected calibration error: images are put into bins of equal width by the probability that the model
-     * gives to its choice; the mean over all images of |accuracy - mean probability| of their bin. */
+    /* The expected calibration error: images are put into bins of equal width by the probability that the model assigns
+     * to its prediction; the error is the mean over all images of |accuracy - mean probability| of their bin. */
     double calibration_error;
     int bins; /* 15 */
     const int64_t *bin_images;
-    const double *bin_accuracy, *bin_confidence; /* 0 in a bin without images */
+    const double *bin_accuracy, *bin_confidence; /* [bins]; 0 in a bin without images */
     /* masks:DIR with two values: the foreground-restricted Rand score (docs/data.md) of the objects, which are the
-     * connected pixels of the second value, as the mean over all pictures; and the probability from which on a pixel
-     * counts as part of an object, the one of 0.1, 0.2, ... 0.9 that gives the highest score. Negative: other data, no
-     * picture with an object, or more than 2^28 pixels. */
+     * connected pixels of the second value, as the mean over all pictures; and the probability at which a pixel starts
+     * to count as part of an object, the one of 0.1, 0.2, ... 0.9 that gives the highest score. Negative: other data,
+     * no picture with an object, or more than 2^28 pixels. */
     double v_rand, v_rand_threshold;
 } dsc_eval_report;
 
-/* Accepts NULL and *report == NULL; sets *report to NULL. */
+/* Frees a report and sets *report to NULL. Accepts NULL and *report == NULL. */
 DSC_API void dsc_eval_report_free(dsc_eval_report **report);
 
+/* A number by itself in a comment is the default. */
 typedef struct dsc_eval_options {
     size_t size;
     const char *checkpoint; /* a model file, or DIR[:best|:latest|:STEP] (dsc_checkpoint_read_info) */
-    const char *model;      /* NULL: as the checkpoint says */
-    const char *data;       /* NULL: as the checkpoint says, or synthetic where it does not */
+    const char *model;      /* the name of the model; NULL: as the checkpoint says */
+    const char *data;       /* NULL: as the checkpoint says, or synthetic if it names none */
     int64_t batch_size;     /* per rank, 128 */
     int64_t image_size;     /* of crops of image folders and tiles of masks, 0: as the checkpoint says */
     uint64_t seed;          /* of synthetic images; DSC_SEED_OF_CHECKPOINT: as it says, or else 42 */
     int data_threads;       /* 1 */
-    /* As in dsc_train_options, but images are left out instead of replaced. */
+    /* As in dsc_train_options, but bad images are left out instead of replaced. */
     const char *bad_images;
-    /* As in dsc_data_options; negative (the default): as the checkpoint says of its own data, or else 0. */
+    /* As in dsc_data_options; negative (default): if the checkpoint's own data are evaluated, as it says; otherwise 0.
+     * */
     double val_split;
-    /* Not NULL: *report gets a new report, on every rank, to be freed with dsc_eval_report_free; NULL after a
-     * failure. */
+    /* NULL: no report. Otherwise *report becomes a new report, on every rank, which the caller frees with
+     * dsc_eval_report_free; NULL after a failure. */
     dsc_eval_report **report;
-    /* tokens and text: as in dsc_data_options; negative (the default): as the checkpoint says. */
+    /* tokens and text: as in dsc_data_options; negative (default): as the checkpoint says. */
     double mask;
-    /* tokens and text: as in dsc_data_options; 0, and -1 for mask_token (the defaults): as the checkpoint says. A file
-     * without metadata says context and vocabulary by its tables of positions and tokens. A context may be shorter than
-     * that of the checkpoint. */
+    /* tokens and text: as in dsc_data_options; 0, and -1 for mask_token (the defaults): as the checkpoint says. For a
+     * file without metadata, context and vocabulary are taken from its tables of positions and tokens. The context may
+     * be shorter than that of the checkpoint. */
     int64_t context, vocabulary, mask_token;
 } dsc_eval_options;
 
@@ -336,18 +343,18 @@ typedef struct dsc_eval_options {
 typedef struct dsc_eval_result {
     size_t size;
     int64_t images;
-    double loss, top1, top5; /* top1, top5: shares in [0, 1] */
+    double loss, top1, top5; /* top1, top5: fractions in [0, 1] */
     double seconds;
     char data[DSC_DATA_SIZE]; /* dsc_eval_run: the data that the model was evaluated on */
-    int64_t bad_images;       /* that could not be read, and are not among `images` */
-    int64_t tokens;           /* of a sample, for models of sequences; 0: images */
-    /* Bytes of text that a token stands for, on average: loss / (ln 2 * bytes_per_token) is bits per byte. 0: not
-     * known, or images. */
+    int64_t bad_images;       /* images that could not be read; not counted in `images` */
+    int64_t tokens;           /* per sample, for models of sequences; 0: images */
+    /* The average number of bytes of text per token: loss / (ln 2 * bytes_per_token) is bits per byte. 0: unknown, or
+     * images. */
     double bytes_per_token;
     int64_t positions; /* predictions per sample: 1, the tokens of a sequence, or the pixels of an image */
-    int64_t labels;    /* that loss and accuracies are the mean over */
-    int64_t pictures;  /* masks:DIR: whole images, of which `images` counts the tiles; 0: other data */
-    double mask;       /* masked tokens: the share that is to be predicted; 0: all other data */
+    int64_t labels;    /* the number of labels that loss and accuracies are the mean over */
+    int64_t pictures;  /* masks:DIR: the number of whole images, whose tiles `images` counts; 0: other data */
+    double mask;       /* masked tokens: the fraction to be predicted; 0: all other data */
 } dsc_eval_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
