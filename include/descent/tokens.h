@@ -41,7 +41,7 @@ DSC_API dsc_status dsc_tokenizer_bpe(const char *vocab, const char *merges,
 /* Creates the tokenizer that the file of tokens `path` was made with, according to the file tokens.json beside it.
  * DSC_E_NOT_FOUND if there is no such file. */
 DSC_API dsc_status dsc_tokenizer_of_file(const char *path, dsc_tokenizer **out) DSC_MUST_CHECK;
-/* Destroys a tokenizer and sets *tokenizer to NULL. *tokenizer may be NULL. */
+/* Destroys a tokenizer and sets *tokenizer to NULL. Accepts NULL and *tokenizer == NULL. */
 DSC_API void dsc_tokenizer_destroy(dsc_tokenizer **tokenizer);
 
 /* Returns "bytes", "chars" or "bpe", a static string. */
@@ -99,7 +99,7 @@ DSC_API void dsc_token_file_options_init_sized(dsc_token_file_options *options, 
  * while it is open. */
 DSC_API dsc_status dsc_token_file_open(const char *path, const dsc_token_file_options *options,
                                        dsc_token_file **out) DSC_MUST_CHECK;
-/* Closes a file and sets *file to NULL. *file may be NULL. */
+/* Closes a file and sets *file to NULL. Accepts NULL and *file == NULL. */
 DSC_API void dsc_token_file_close(dsc_token_file **file);
 /* Returns the number of tokens in the file. */
 DSC_API int64_t dsc_token_file_count(const dsc_token_file *file);
@@ -125,7 +125,8 @@ DSC_API dsc_status dsc_token_writer_append(dsc_token_writer *writer, const int32
                                            int64_t count) DSC_MUST_CHECK;
 /* Completes the file and renames it to `path`, replacing an older file. */
 DSC_API dsc_status dsc_token_writer_commit(dsc_token_writer *writer) DSC_MUST_CHECK;
-/* Frees a writer and sets *writer to NULL; removes the file unless it was committed. *writer may be NULL. */
+/* Frees a writer and sets *writer to NULL; removes the file unless it was committed. Accepts NULL and
+ * *writer == NULL. */
 DSC_API void dsc_token_writer_destroy(dsc_token_writer **writer);
 
 /* ---- files of text into files of tokens ---- */

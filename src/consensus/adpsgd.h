@@ -59,6 +59,7 @@ typedef struct dsc_adpsgd {
     int partner_count, next;      /* next: the partner that a passive rank tests first */
     dsc_request **requests;       /* [2 bucket_count], of the exchange in progress */
     int64_t request_count;
+    int peer;     /* the partner of that exchange */
     int64_t used; /* the value of `steps` when the last exchange began */
 
     /* Protected by the lock. */

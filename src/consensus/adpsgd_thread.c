@@ -114,9 +114,9 @@ static dsc_status await(dsc_adpsgd *a, dsc_request **request, int peer) {
 }
 
 /* Waits for all messages of the exchange. Each may take the whole timeout: every arrival shows that the peer lives. */
-static dsc_status await_exchange(dsc_adpsgd *a, int peer) {
+static dsc_status await_exchange(dsc_adpsgd *a) {
     for (int64_t i = 0; i < a->request_count; i++)
-        DSC_TRY(await(a, &a->requests[i], peer));
+        DSC_TRY(await(a, &a->requests[i], a->peer));
     a->request_count = 0;
     return DSC_OK;
 }
@@ -145,6 +145,7 @@ static dsc_tensor bucket_of(const dsc_adpsgd *a, const dsc_tensor *t, int64_t in
 }
 
 static dsc_status begin_recv(dsc_adpsgd *a, int from, int tag) {
+    a->peer = from;
     for (int64_t b = 0; b < a->bucket_count; b++) {
         dsc_tensor bucket = bucket_of(a, &a->got, b);
         at(a, DSC_ADPSGD_AT_RECV);
@@ -155,6 +156,7 @@ static dsc_status begin_recv(dsc_adpsgd *a, int from, int tag) {
 }
 
 static dsc_status begin_send(dsc_adpsgd *a, int to, int tag) {
+    a->peer = to;
     for (int64_t b = 0; b < a->bucket_count; b++) {
         dsc_tensor bucket = bucket_of(a, &a->sent, b);
         at(a, DSC_ADPSGD_AT_SEND);
@@ -255,7 +257,7 @@ static dsc_status ask(dsc_adpsgd *a, const dsc_edge *edge) {
     DSC_TRY(send_header(a, partner, edge->share));
     DSC_TRY(begin_send(a, edge->rank, TAG_ASK));
     DSC_TRY(await(a, &partner->request, edge->rank));
-    DSC_TRY(await_exchange(a, edge->rank));
+    DSC_TRY(await_exchange(a));
     DSC_TRY(mix(a, edge->share));
     dsc_trace_span(DSC_TRACK_AVERAGING, "ask", began, dsc_clock_now(), "peer", edge->rank);
     return DSC_OK;
@@ -302,7 +304,7 @@ static void say_goodbye(dsc_adpsgd *a) {
         keep_failure(a, await(a, &partner->request, partner->rank)); /* left over from a failed exchange */
         keep_failure(a, await(a, &partner->last_request, partner->rank));
     }
-    keep_failure(a, await_exchange(a, a->rank));
+    keep_failure(a, await_exchange(a));
 }
 
 /* ---- passive ---- */
@@ -310,10 +312,10 @@ static void say_goodbye(dsc_adpsgd *a) {
 static dsc_status answer(dsc_adpsgd *a, int peer, double share) {
     double began = dsc_clock_now();
     DSC_TRY(begin_recv(a, peer, TAG_ASK));
-    DSC_TRY(await_exchange(a, peer));
+    DSC_TRY(await_exchange(a));
     DSC_TRY(mix(a, share));
     DSC_TRY(begin_send(a, peer, TAG_ANSWER));
-    DSC_TRY(await_exchange(a, peer));
+    DSC_TRY(await_exchange(a));
     dsc_trace_span(DSC_TRACK_AVERAGING, "answer", began, dsc_clock_now(), "peer", peer);
     return DSC_OK;
 }
@@ -377,7 +379,7 @@ static void answer_all(dsc_adpsgd *a) {
 
 /* Answers until the last header of every partner has arrived. */
 static dsc_status see_off(dsc_adpsgd *a) {
-    DSC_TRY(await_exchange(a, a->rank)); /* left over from a failed exchange */
+    DSC_TRY(await_exchange(a)); /* left over from a failed exchange */
     patience p = be_patient();
     for (int i = 0; i < a->partner_count;) {
         int served = 0;

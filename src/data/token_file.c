@@ -170,7 +170,7 @@ dsc_status dsc_token_file_open(const char *path, const dsc_token_file_options *o
 }
 
 void dsc_token_file_close(dsc_token_file **file) {
-    if (!*file)
+    if (!file || !*file)
         return;
     if ((*file)->map)
         munmap((*file)->map, (size_t)(*file)->map_bytes);
@@ -300,7 +300,7 @@ dsc_status dsc_token_writer_commit(dsc_token_writer *w) {
 }
 
 void dsc_token_writer_destroy(dsc_token_writer **writer) {
-    if (!*writer)
+    if (!writer || !*writer)
         return;
     dsc_output_close(&(*writer)->output);
     dsc_memory_free(&(*writer)->buffer);

@@ -128,7 +128,7 @@ dsc_status dsc_tokenizer_bpe(const char *vocab, const char *merges, dsc_tokenize
 }
 
 void dsc_tokenizer_destroy(dsc_tokenizer **tokenizer) {
-    if (!*tokenizer)
+    if (!tokenizer || !*tokenizer)
         return;
     dsc_bpe_destroy(&(*tokenizer)->bpe);
     dsc_memory_free(&(*tokenizer)->offset);

@@ -414,8 +414,10 @@ dsc_status dsc_op_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_j
         DSC_TRY(dsc_check_f64(&check, "scale", scale, 1));
     DSC_TRY(check_joins(&check, items, count, &empty));
     for (int64_t i = 0; scale && i < count; i++) {
-        DSC_TRY(dsc_check_apart(&check, "w", &items[i].w, "scale", scale));
-        if (items[i].b.data)
+        const int has_bias = items[i].b.data != NULL;
+        dsc_tensor span = join_span(&items[i], items[i].d.dim[1] - has_bias);
+        DSC_TRY(dsc_check_apart(&check, "w", &span, "scale", scale));
+        if (has_bias)
             DSC_TRY(dsc_check_apart(&check, "b", &items[i].b, "scale", scale));
     }
     if (count == 0)

@@ -485,21 +485,22 @@ dsc_status dsc_kfac_state_get_own(dsc_kfac *kfac, dsc_queue *queue, int64_t inde
     return dsc_queue_sync(queue);
 }
 
-/* Checks that all elements are finite. Those in a half type are converted for this, in scratch memory; they are not
- * checked if that is too small. */
-static dsc_status check_finite(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *entry, dsc_tensor *t) {
+/* Checks that all elements are finite. Those of another type than K-FAC's are converted for this, a piece at a time;
+ * only units have such entries, so there is memory for a packed factor. */
+static dsc_status check_finite(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *entry, const dsc_tensor *t) {
+    const int64_t count = dsc_tensor_count(t),
+                  most = t->dtype == k->dtype ? count : dsc_tensor_count(&k->packed);
     double bad = 0;
-    int64_t count = dsc_tensor_count(t);
-    dsc_tensor real = *t;
-    if (t->dtype != k->dtype) {
-        dsc_tensor *scratch = count <= dsc_tensor_count(&k->packed) ? &k->packed : &k->solve;
-        if (!scratch->data || count > dsc_tensor_count(scratch))
-            return DSC_OK;
-        real = dsc_tensor_slice(scratch, 0, count);
-        DSC_TRY(dsc_op_convert(q, t, &real));
-    }
     DSC_TRY(dsc_op_fill(q, 0, &k->sum));
-    DSC_TRY(dsc_op_count_nonfinite(q, &real, &k->sum));
+    for (int64_t first = 0; first < count; first += most) {
+        const int64_t left = count - first;
+        dsc_tensor piece = dsc_tensor_slice(t, first, left < most ? left : most), real = piece;
+        if (t->dtype != k->dtype) {
+            real = dsc_tensor_slice(&k->packed, 0, dsc_tensor_count(&piece));
+            DSC_TRY(dsc_op_convert(q, &piece, &real));
+        }
+        DSC_TRY(dsc_op_count_nonfinite(q, &real, &k->sum));
+    }
     DSC_TRY(dsc_tensor_download(q, &k->sum, sizeof bad, &bad));
     DSC_TRY(dsc_queue_sync(q));
     if (bad > 0)

@@ -69,7 +69,7 @@ static signal_mode choose_mode(const dsc_trainer *t) {
     int kfac = t->options.kfac->update_freq > 0 && t->options.kfac_scope == DSC_SCOPE_GLOBAL;
     if (!asynchronous && o->synch_freq == 0)
         return BY_STEPS;
-    if (o->group > 1)
+    if (o->group != 1) /* 0: the ranks of a node */
         return AT_SYNCHRONISATION;
     return asynchronous && !kfac && o->average_every == 0 ? BY_ROUNDS : BY_STEPS;
 }

@@ -527,6 +527,19 @@ static void read_all(const char *name, int32_t *tokens, int64_t *count) {
     dsc_token_file_close(&f);
 }
 
+static void test_no_objects(void **state) {
+    (void)state;
+    dsc_tokenizer *t = NULL;
+    dsc_token_file *f = NULL;
+    dsc_token_writer *w = NULL;
+    dsc_tokenizer_destroy(NULL);
+    dsc_tokenizer_destroy(&t);
+    dsc_token_file_close(NULL);
+    dsc_token_file_close(&f);
+    dsc_token_writer_destroy(NULL);
+    dsc_token_writer_destroy(&w);
+}
+
 /* Text of several chunks has the same tokens as the text encoded as a whole. */
 static void test_chunks(void **state) {
     (void)state;
@@ -591,14 +604,23 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_words),        cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_bpe),          cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_long_words),   cmocka_unit_test(test_simple),
-        cmocka_unit_test(test_broken),       cmocka_unit_test(test_files),
-        cmocka_unit_test(test_broken_files), cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_other_version),
-        cmocka_unit_test(test_descriptions), cmocka_unit_test(test_first_description),
-        cmocka_unit_test(test_cut_merges),   cmocka_unit_test(test_other_characters),
+        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_bpe),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_long_words),
+        cmocka_unit_test(test_simple),
+        cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_broken_files),
+        cmocka_unit_test(test_no_objects),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_other_version),
+        cmocka_unit_test(test_descriptions),
+        cmocka_unit_test(test_first_description),
+        cmocka_unit_test(test_cut_merges),
+        cmocka_unit_test(test_other_characters),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -112,7 +112,17 @@ static void test_join_strides(void **state) {
         item.row_stride = -1;
         assert_fails(DSC_E_INVALID, "split_batch: strides -1, 0, 1 of w: must be in 0..2^31 - 1",
                      dsc_op_split_batch(r->q, NULL, &item, 1));
-        FREE_PLACES(&w, &d);
+        /* The scale lies in a gap between the rows of w. */
+        place gaps = place_make(r, DSC_F64, SHAPE(8)), rows = place_make(r, DSC_F64, SHAPE(2, 2));
+        item =
+            (dsc_join_item){.w = dsc_tensor_view(r->device, gaps.t.data, DSC_F64, SHAPE(2, 2)), .d = rows.t};
+        item.channels = 2;
+        item.row_stride = 6;
+        item.channel_stride = 1;
+        dsc_tensor scale = dsc_tensor_slice(&gaps.t, 4, 1);
+        assert_fails(DSC_E_INVALID, "split_batch: w shares memory with scale",
+                     dsc_op_split_batch(r->q, &scale, &item, 1));
+        FREE_PLACES(&w, &d, &gaps, &rows);
     }
 }
 

@@ -670,6 +670,38 @@ static void test_damaged_decompositions(void **state) {
     all_fine(comm);
 }
 
+/* The same where they are stored in a half type, whichever number of them it is. */
+static void test_damaged_half(void **state) {
+    (void)state;
+    const uint16_t nan = 0x7FC0;
+    int damaged = 0;
+    net n;
+    net_open_share(&n, fast_queue, DSC_F32, shapes, LAYERS, SAMPLES, comm);
+    dsc_kfac_options options = make_options(0);
+    options.inverse_dtype = DSC_BF16;
+    dsc_kfac *kfac = create(comm, &n, &options);
+    EXPECT_OK(run(kfac, &n, 0));
+    image *im = save(kfac, &n);
+    dsc_kfac_destroy(&kfac);
+    for (int64_t i = 0; i < im->count; i++) {
+        uint16_t *last = (uint16_t *)im->data[i] + entry_bytes(&im->entries[i]) / sizeof *last - 1,
+                 kept = *last;
+        if (im->entries[i].dtype != DSC_BF16)
+            continue;
+        *last = nan;
+        kfac = create(comm, &n, &options);
+        EXPECT_FAILS(DSC_E_FORMAT, "1 of its numbers are not finite", load(comm, kfac, &n, im, 1));
+        EXPECT(strstr(dsc_error_message(), im->names[i]) != NULL);
+        dsc_kfac_destroy(&kfac);
+        *last = kept;
+        damaged++;
+    }
+    EXPECT(damaged > 0);
+    drop(&im);
+    net_close(&n);
+    all_fine(comm);
+}
+
 static void test_misuse(void **state) {
     (void)state;
     net n;
@@ -742,6 +774,7 @@ int main(void) {
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_counters),
         cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_damaged_half),
         cmocka_unit_test(test_damaged_decompositions),
         cmocka_unit_test(test_misuse),
     };

@@ -252,6 +252,32 @@ static void test_signal(void **state) {
     all_fine(comm);
 }
 
+/* Groups of two ranks, or (0) of all ranks of a node, whose messages may be late: they learn of a request at the end of
+ * the epoch. */
+static void test_signal_groups(void **state) {
+    (void)state;
+    enum { EPOCH_STEPS = 80 };
+    char data[32];
+    dsc_train_options o;
+    dsc_train_result result = {.size = sizeof result};
+    snprintf(data, sizeof data, "synthetic:%d", ranks * EPOCH_STEPS);
+    for (int group = 0; group <= 2; group += 2) {
+        static const way late = {"groups", DSC_CONSENSUS_OSGP, 2, 0, NULL};
+        if (group > 0 && ranks % group)
+            continue;
+        gossip_options(&o, &late, NULL);
+        consensus_of(&o)->group = group;
+        o.data = data;
+        o.batch_size = 1;
+        o.lr = 0.001;
+        if (rank == ranks - 1)
+            dsc_train_request_stop();
+        EXPECT_FAILS(DSC_E_INTERRUPTED, "as asked", dsc_train_run(comm, device, &o, &result));
+        EXPECT(result.steps == EPOCH_STEPS);
+    }
+    all_fine(comm);
+}
+
 /* Rank 0, which alone gets progress reports, is slower than the others and asks to stop after some steps. */
 typedef struct straggler {
     int64_t stop;
@@ -415,17 +441,12 @@ static void test_peers(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_learns),
-        cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_complete),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_resume_statistics),
-        cmocka_unit_test(test_signal),
-        cmocka_unit_test(test_signal_apart),
-        cmocka_unit_test(test_eval),
-        cmocka_unit_test(test_peers),
-        cmocka_unit_test(test_eval_gives_back),
+        cmocka_unit_test(test_learns),       cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_complete),     cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_resume),       cmocka_unit_test(test_resume_statistics),
+        cmocka_unit_test(test_signal),       cmocka_unit_test(test_signal_groups),
+        cmocka_unit_test(test_signal_apart), cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_peers),        cmocka_unit_test(test_eval_gives_back),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

@@ -10,7 +10,10 @@
  *   conv.c          cuDNN: convolutions
  *   gram.c/.cu      Kronecker factors: Gram matrices of patches
  *   refresh.c/.cu   the refresh of eigenbases: rotations and Rayleigh quotients
- *   elementwise, second, optim, layer, norm, pool, loss (.cu)   our own kernels
+ *   attention.cu    attention;  attention_half.cu, attention_hopper.cu: in half precision, on tensor cores
+ *   small_conv.cu, small_conv_weight.cu, narrow_conv.cu   our own convolutions
+ *   elementwise, second, optim, layer, norm, group_norm, pool, loss, pixel_loss, embedding, images, parts (.cu)
+ *                   the other operations
  *
  * A .cu file holds kernels, the functions that launch them and, where an operation of the table does nothing else,
  * the operation itself. Code that plans, or calls libraries, is in a .c file. Everything runs in the stream of the
