@@ -30,7 +30,7 @@ DSC_API dsc_status dsc_op_fill(dsc_queue *queue, double value, dsc_tensor *t) DS
 /* dst = src, element by element. Both have the same number of elements; their types are equal or any two of DSC_F32,
  * DSC_F64, DSC_BF16 and DSC_F16. Rounds to nearest even. */
 DSC_API dsc_status dsc_op_convert(dsc_queue *queue, const dsc_tensor *src, dsc_tensor *dst) DSC_MUST_CHECK;
-/* y = alpha x + beta y, with any beta. Real, equal numbers of elements; x and y may be the same tensor. */
+/* y = alpha x + beta y, with any beta. Real or half, equal numbers of elements; x and y may be the same tensor. */
 DSC_API dsc_status dsc_op_axpby(dsc_queue *queue, double alpha, const dsc_tensor *x, double beta,
                                 dsc_tensor *y) DSC_MUST_CHECK;
 /* t = s[0] t. t is real; s is one DSC_F64 on the device. */

@@ -270,7 +270,7 @@ static dsc_status agree(watch_state *w, double patience) {
 
 /* Makes the communicator of the ranks in the list. */
 static dsc_status make_group(const watch_state *w, MPI_Comm *out) {
-    MPI_Group all, some;
+    MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
     int *ranks, count = 0;
     DSC_TRY(dsc_memory_alloc(w->size, sizeof *ranks, &ranks));
     for (int r = 0; r < w->size; r++) {
@@ -280,11 +280,13 @@ static dsc_status make_group(const watch_state *w, MPI_Comm *out) {
     dsc_status status = dsc_mpi_check(MPI_Comm_group(w->comm, &all), "MPI_Comm_group");
     if (status == DSC_OK)
         status = dsc_mpi_check(MPI_Group_incl(all, count, ranks, &some), "MPI_Group_incl");
+    if (status == DSC_OK)
+        status = dsc_mpi_check(MPI_Comm_create_group(w->comm, some, GROUP, out), "MPI_Comm_create_group");
+    if (some != MPI_GROUP_NULL)
+        MPI_Group_free(&some);
+    if (all != MPI_GROUP_NULL)
+        MPI_Group_free(&all);
     dsc_memory_free(&ranks);
-    DSC_TRY(status);
-    status = dsc_mpi_check(MPI_Comm_create_group(w->comm, some, GROUP, out), "MPI_Comm_create_group");
-    MPI_Group_free(&some);
-    MPI_Group_free(&all);
     return status;
 }
 
