@@ -43,10 +43,16 @@ dsc_status dsc_op_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w,
         DSC_TRY(dsc_check_real_shape(&check, "half_b", e->half_b, DSC_SHAPE(y->dim[1])));
     if (e->term && e->inner)
         return DSC_FAIL(DSC_E_INVALID, "linear: both a term and a GELU; one of them at most is possible");
-    if (e->term)
+    if (e->term) {
         DSC_TRY(dsc_check_real_shape(&check, "term", e->term, DSC_SHAPE(y->dim[0], y->dim[1])));
-    if (e->inner)
+        DSC_TRY(dsc_check_apart(&check, "y", y, "term", e->term));
+    }
+    if (e->inner) {
         DSC_TRY(dsc_check_real_shape(&check, "inner", e->inner, DSC_SHAPE(y->dim[0], y->dim[1])));
+        DSC_TRY(dsc_check_apart(&check, "inner", e->inner, "x", x));
+        DSC_TRY(dsc_check_apart(&check, "inner", e->inner, "w", w));
+        DSC_TRY(dsc_check_apart(&check, "y", y, "inner", e->inner));
+    }
     const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
     int plain = !e->b && !e->term && !e->inner;
     if (table->linear && !plain && (e->half_b || !e->b) && dsc_tensor_count(x) > 0 &&
@@ -64,6 +70,7 @@ dsc_status dsc_op_gelu_gradient(dsc_queue *q, const dsc_tensor *dy, const dsc_te
     DSC_TRY(dsc_check_begin_half(&check, "gelu_gradient", q, "dy", dy));
     DSC_TRY(dsc_check_product(&check, (const int[]){0, 0}, dy, w, dx));
     DSC_TRY(dsc_check_real_shape(&check, "inner", inner, DSC_SHAPE(dx->dim[0], dx->dim[1])));
+    DSC_TRY(dsc_check_apart(&check, "dx", dx, "inner", inner));
     const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
     if (table->gelu_gradient && dsc_tensor_count(dy) > 0 && dsc_tensor_count(dx) > 0) {
         dsc_status status = table->gelu_gradient(q, dy, w, inner, dx);

@@ -52,6 +52,9 @@ dsc_status dsc_op_norm_forward_train(dsc_queue *q, const dsc_norm_desc *desc, co
     DSC_TRY(check_channels(&check, "mean", mean, x));
     DSC_TRY(check_channels(&check, "invstd", invstd, x));
     DSC_TRY(check_applied(&check, params->applied, x));
+    if (params->applied && residual)
+        return DSC_FAIL(DSC_E_INVALID, "norm_forward_train: applied is computed without the residual; leave "
+                                       "one of them out");
     if (!(desc->momentum >= 0 && desc->momentum <= 1))
         return DSC_FAIL(DSC_E_INVALID, "norm_forward_train: the momentum is %g; 0 to 1 is expected",
                         desc->momentum);

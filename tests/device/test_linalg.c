@@ -154,6 +154,10 @@ static void test_linear_by_hand(void **state) {
         place_read(g, &y, got);
         assert_true(fabs(got[0] - 6 * 1.082964) < 1e-4 && fabs(got[1] - 3 * 0.086099) < 1e-4);
         assert_int_equal(dsc_op_linear(g->q, &x.t, &w.t, &both, &y.t), DSC_E_INVALID);
+        assert_fails(DSC_E_INVALID, "linear: y", dsc_op_linear(g->q, &x.t, &w.t, &adds, &term.t));
+        assert_fails(DSC_E_INVALID, "linear: y", dsc_op_linear(g->q, &x.t, &w.t, &gelu, &inner.t));
+        assert_fails(DSC_E_INVALID, "gelu_gradient: dx",
+                     dsc_op_gelu_gradient(g->q, &x.t, &v.t, &inner.t, &inner.t));
         place *all[] = {&x, &w, &v, &b, &term, &inner, &y};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
             place_free(all[i]);

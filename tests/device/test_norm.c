@@ -211,6 +211,8 @@ static void check_applied(const rig *g, dsc_dtype type, int64_t rows, int64_t c)
     dshift.data = (char *)sums.t.data + c * (int64_t)dsc_dtype_size(wide);
     dsc_norm_params p = {&gamma.t, &shift.t, &dgamma, &dshift, &applied.t};
     assert_ok(dsc_op_norm_forward_train(g->q, &desc, &x.t, NULL, &p, &mean.t, &invstd.t, &y.t));
+    assert_fails(DSC_E_INVALID, "applied is computed without the residual",
+                 dsc_op_norm_forward_train(g->q, &desc, &x.t, &dy.t, &p, &mean.t, &invstd.t, &y.t));
     for (int pass = 0; pass < 2; pass++) {
         dsc_norm_grads grads = {
             .dx = &dx.t, .dgamma = &dgamma, .dshift = &dshift, .applied = pass ? &applied.t : NULL};
