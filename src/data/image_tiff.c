@@ -250,5 +250,5 @@ dsc_status dsc_tiff_count(const char *path, int64_t *count) {
         *count += status == DSC_OK ? found : 1;
     }
     dsc_tiff_close(&tiff);
-    return status == DSC_E_FORMAT ? DSC_OK : status;
+    return status == DSC_E_MEMORY ? status : DSC_OK;
 }

@@ -21,7 +21,7 @@ int64_t dsc_tiff_at(const dsc_tiff *tiff);
 dsc_status dsc_tiff_next(dsc_tiff *tiff, int *found) DSC_MUST_CHECK;
 /* Decodes the page to out[h, w, 3]. *bits: bits per value in the file. */
 dsc_status dsc_tiff_decode(dsc_tiff *tiff, dsc_bytes *out, int64_t *h, int64_t *w, int *bits) DSC_MUST_CHECK;
-/* The number of pages. If the list of pages is damaged, or the file is not a TIFF at all, this includes the page that
+/* The number of pages. If the list of pages is damaged, or the file cannot be opened at all, this includes the page that
  * cannot be found, so that an attempt to read all pages reports what is wrong. */
 dsc_status dsc_tiff_count(const char *path, int64_t *count) DSC_MUST_CHECK;
 

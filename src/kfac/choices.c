@@ -86,7 +86,9 @@ static const dsc_option table[] = {
      .placeholder = "N",
      .range = "[0, 1e15]",
      .default_text = "all",
-     .help = "images of a rank's batch that factors are computed from, the first N of them",
+     .help =
+         "images of a rank's batch that factors are computed from, the first N of them; norms, embeddings "
+         "and tied heads use all",
      .json = "kfac.factor_samples",
      .rules = {K_ON}},
     {.name = "kfac-sharing",

@@ -423,6 +423,8 @@ static dsc_status open_data(session *s) {
         return DSC_OK;
     compare_form(s);
     DSC_TRY(compare_values(s));
+    if (s->options.vocabulary == 0)
+        DSC_TRY(dsc_stored_model_check_vocabulary(f, dsc_dataset_tokenizer(s->set), s->options.data));
     return dsc_model_file_check_tokenizer(s->reader, dsc_dataset_tokenizer(s->set), s->options.data);
 }
 

@@ -124,7 +124,8 @@ void dsc_finetune_leave_out(const dsc_trainer *t, dsc_kfac_layer *layers, int64_
         const dsc_node *node = &t->model->nodes[i];
         const int64_t number = dsc_kfac_number_of(t->model, t->options.kfac, node);
         if (number >= 0 && number < count)
-            layers[number].leave_out |= is_frozen(t, node->weight) || is_frozen(t, node->bias);
+            layers[number].leave_out |=
+                is_frozen(t, node->weight) || (node->tied < 0 && is_frozen(t, node->bias));
     }
 }
 

@@ -229,9 +229,11 @@ static dsc_status make_model(session *s) {
                         "the model of '%s' has a vocabulary of %lld tokens, the tokenizer of the data one of "
                         "%lld: name the data that it was trained on",
                         s->options.checkpoint, (long long)f->classes, (long long)s->vocabulary);
-    if (s->set)
-        DSC_TRY(dsc_model_file_check_tokenizer(s->reader, s->tokenizer,
-                                               s->options.data ? s->options.data : f->data));
+    if (s->set) {
+        const char *data = s->options.data ? s->options.data : f->data;
+        DSC_TRY(dsc_stored_model_check_vocabulary(f, s->tokenizer, data));
+        DSC_TRY(dsc_model_file_check_tokenizer(s->reader, s->tokenizer, data));
+    }
     DSC_TRY(dsc_zoo_create(s->device, f->model, s->context, 1, 1, s->vocabulary, NULL, &s->model));
     if (!dsc_model_takes_tokens(s->model))
         return DSC_FAIL(DSC_E_INVALID, "model %s is one of images: it cannot generate text", f->model);

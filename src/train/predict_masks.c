@@ -329,7 +329,8 @@ static dsc_status predict_image(session *s, int64_t index) {
     if (index >= s->count)
         return DSC_OK;
     dsc_status status = read_image(s, &s->images[index], &h, &w);
-    if (status == DSC_E_FORMAT || status == DSC_E_IO || status == DSC_E_NOT_FOUND) {
+    if (status == DSC_E_FORMAT || status == DSC_E_IO || status == DSC_E_NOT_FOUND ||
+        status == DSC_E_UNSUPPORTED) { /* a TIFF where there is no libtiff */
         s->own.state = RECORD_BAD;
         snprintf(s->own.message, sizeof s->own.message, "%s", dsc_error_message_without_rank());
         return DSC_OK;

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "data/tokenizer.h"
 #include "descent/log.h"
 #include "model/graph.h"
 #include "model/zoo/zoo.h"
@@ -106,6 +107,20 @@ dsc_status dsc_stored_model_read_tables(dsc_device *device, const dsc_st_reader 
         read_tables(model, reader, facts);
     dsc_model_destroy(&model);
     return status;
+}
+
+dsc_status dsc_stored_model_check_vocabulary(const dsc_model_facts *facts, const dsc_tokenizer *tokenizer,
+                                             const char *data) {
+    enum { PADDED_TO = 128 }; /* rows of a table are usually padded to a multiple of 64 or 128 */
+    const int64_t rows = facts->classes, tokens = tokenizer ? dsc_tokenizer_vocabulary(tokenizer) : rows;
+    if (!facts->of_tables || (rows >= tokens && rows - tokens < PADDED_TO))
+        return DSC_OK;
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "the model's table has %lld tokens, the tokenizer of %s has %lld: use text that is tokenized "
+        "with the model's own vocabulary (descent tokenize with its " DSC_VOCAB_JSON " and " DSC_MERGES_TXT
+        ")",
+        (long long)rows, data, (long long)tokens);
 }
 
 void dsc_stored_model_note_form(const dsc_model_facts *facts, const char *like) {

@@ -13,6 +13,11 @@ dsc_status dsc_stored_model_open(const char *checkpoint, const char *model, dsc_
  * and vocabulary from the shapes of its tables of positions and tokens, if it has them. */
 dsc_status dsc_stored_model_read_tables(dsc_device *device, const dsc_st_reader *reader,
                                         dsc_model_facts *facts) DSC_MUST_CHECK;
+/* For a model whose vocabulary dsc_stored_model_read_tables took from its table: DSC_E_INVALID when `tokenizer` (NULL:
+ * unknown) has another one, because its tokens then stand for other text. The table may have some more rows, as files of
+ * other programs often do, for speed. `data` is for the message. */
+dsc_status dsc_stored_model_check_vocabulary(const dsc_model_facts *facts, const dsc_tokenizer *tokenizer,
+                                             const char *data) DSC_MUST_CHECK;
 /* Warns when the file does not say how images are scaled, as is the case for older versions and other programs; `like`
  * is the data set whose rule is used instead. */
 void dsc_stored_model_note_form(const dsc_model_facts *facts, const char *like);

@@ -247,6 +247,9 @@ tiffs() {
     head -c 6 volume.tif >cut.tif
     expect 1 "1 of 1 image cannot be read" "${use[@]}" --masks cut cut.tif
     has stderr "'cut.tif' is a broken TIFF, or of a kind that libtiff does not decode (page 1)"
+    mkdir dangling && cp "${last[0]}" dangling/a.png && ln -s nowhere dangling/b.tif
+    expect 1 "1 of 2 images cannot be read" "${use[@]}" --masks dangling-masks dangling
+    [ "$(ls dangling-masks)" = a.png ] || complain "a TIFF that is missing ends the whole command: $(ls dangling-masks)"
     cp "${last[0]}" volume-002.png
     expect 2 "a mask of 'volume.tif' and one of 'volume-002.png' would both be 'never/volume-002.png'" "${use[@]}" --masks never \
         volume.tif volume-002.png
@@ -263,7 +266,10 @@ if "$descent" info | grep "with TIFF" >/dev/null; then
     tiffs
 else
     images pages volume.tif "${last[@]}"
-    expect 2 "'volume.tif' is a TIFF, which this build cannot read: install libtiff-dev" "${use[@]}" --masks volume volume.tif
+    cp "${last[0]}" single.png
+    expect 1 "1 of 2 images cannot be read" "${use[@]}" --masks volume volume.tif single.png
+    has stderr "'volume.tif' is a TIFF, which this build cannot read: install libtiff-dev"
+    [ -s volume/single.png ] || complain "a TIFF that cannot be read ends the whole command"
 fi
 
 # Errors in the data are reported with the file.
