@@ -43,7 +43,7 @@ if have_mpi; then
     same_values mix-one/metrics.jsonl mix-two/metrics.jsonl || complain "with mixup results depend on the number of ranks"
     for consensus in allreduce sgp; do # all ranks stop, none hangs
         status=0
-        timeout 60 "$DESCENT_MPIEXEC" ${DESCENT_MPIEXEC_FLAGS:-} -n 2 "$descent" "${train[@]}" --batch-size 4 --bad-images stop \
+        timeout 300 "$DESCENT_MPIEXEC" ${DESCENT_MPIEXEC_FLAGS:-} -n 2 "$descent" "${train[@]}" --batch-size 4 --bad-images stop \
             --consensus $consensus --out stop-$consensus >stdout 2>stderr || status=$?
         [ $status = 2 ] || complain "$consensus: exit status $status instead of 2: $(cat stderr)"
         grep -q 'of the 48 training images cannot be read, and bad-images allows 0' stderr || complain "$consensus: $(cat stderr)"

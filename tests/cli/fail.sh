@@ -31,7 +31,7 @@ other() {
     done
     shift
     # shellcheck disable=SC2086 # the flags are several words
-    timeout 60 "$DESCENT_MPIEXEC" ${DESCENT_MPIEXEC_FLAGS:-} -n 1 "${small[@]}" "${first[@]}" : -n 1 "${small[@]}" "$@" \
+    timeout 300 "$DESCENT_MPIEXEC" ${DESCENT_MPIEXEC_FLAGS:-} -n 1 "${small[@]}" "${first[@]}" : -n 1 "${small[@]}" "$@" \
         >stdout 2>stderr || status=$?
     [ "$status" = 2 ] || complain "ranks with ${first[*]} and $*: exit status $status instead of 2"
     has stderr "$text"

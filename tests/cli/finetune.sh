@@ -122,7 +122,7 @@ differ whole/checkpoint-12.state.safetensors part/checkpoint-12.state.safetensor
 
 # Two ranks, of which only the first needs the file; gossip.
 if have_mpi; then
-    run2=(job 2 timeout 60 "$descent" train --model resnet20 --data synthetic:64 "${common[@]}" --batch-size 8 --steps 1)
+    run2=(job 2 timeout 300 "$descent" train --model resnet20 --data synthetic:64 "${common[@]}" --batch-size 8 --steps 1)
     "${run2[@]}" --out r >stdout 2>stderr || complain "a run on two ranks: status $?"
     for how in "" "--consensus sgp"; do
         # shellcheck disable=SC2086 # several words

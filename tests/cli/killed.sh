@@ -5,10 +5,10 @@
 
 training=(train --model mlp --data synthetic:512 --batch-size 16 --lr 0.01 --threads 1 --epochs 1000000 --eval-every 0 --checkpoint-every 20)
 
-# await COMMAND...: until it succeeds, for 30 seconds at most.
+# await COMMAND...: until it succeeds, for two minutes at most.
 await() {
     local i
-    for ((i = 0; i < 600; i++)); do
+    for ((i = 0; i < 2400; i++)); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.05
     done

@@ -3,7 +3,9 @@
 set -euo pipefail
 descent=$DESCENT_BINARY_DIR/descent
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# A run's watcher (src/cli/watcher.c) may write at this moment. Whether the folder can be removed is no result of the test.
+remove_work() { rm -rf "$work" 2>/dev/null || { sleep 1 && rm -rf "$work"; } || true; }
+trap remove_work EXIT
 cd "$work"
 failures=0
 

@@ -99,7 +99,7 @@ expect 2 "it must be 44 or a multiple of 4 more; the nearest are 60 and 64" trai
 evaluate_ranks() {
     local run
     for run in dice plain; do
-        job 3 timeout 60 "$descent" eval --checkpoint $run --threads 1 --batch-size 5 --json >"$run-ranks.json" 2>stderr ||
+        job 3 timeout 300 "$descent" eval --checkpoint $run --threads 1 --batch-size 5 --json >"$run-ranks.json" 2>stderr ||
             complain "three ranks do not evaluate $run"
         images same $run.json $run-ranks.json || complain "three ranks evaluate $run otherwise"
     done
@@ -193,7 +193,7 @@ ls bad-masks >names
 [ "$(tr '\n' ' ' <names)" = "16.png 19.png " ] || complain "masks of bad images: $(cat names)"
 ranks() {
     local got=0
-    job 3 timeout 60 "$descent" "${use[@]}" --masks ranks --json bad >three.jsonl 2>stderr || got=$?
+    job 3 timeout 300 "$descent" "${use[@]}" --masks ranks --json bad >three.jsonl 2>stderr || got=$?
     [ "$got" = 1 ] || complain "three ranks: status $got instead of 1"
     cmp <(sed 's,bad-masks/,ranks/,' bad.jsonl) three.jsonl || complain "three ranks predict otherwise"
     diff -r ranks bad-masks || complain "three ranks write other masks"
@@ -259,7 +259,7 @@ tiffs() {
     expect 1 "1000 of 1001 images cannot be read" "${use[@]}" --masks long long.tif
     [ "$(ls long)" = long-0001.png ] || complain "masks of 1001 pages: $(ls long)"
     have_mpi || return 0
-    job 3 timeout 60 "$descent" "${use[@]}" --masks volume-ranks volume.tif >stdout 2>stderr || complain "three ranks with a TIFF: $(cat stderr)"
+    job 3 timeout 300 "$descent" "${use[@]}" --masks volume-ranks volume.tif >stdout 2>stderr || complain "three ranks with a TIFF: $(cat stderr)"
     diff -r volume volume-ranks || complain "three ranks write other masks of a TIFF"
 }
 if "$descent" info | grep "with TIFF" >/dev/null; then

@@ -8,7 +8,7 @@ small=(train --model mlp --data synthetic:512 --batch-size 64 --threads 1)
 # A running run keeps all others out of its directory until it ends, even by SIGKILL.
 "$descent" "${small[@]}" --epochs 1000000 --eval-every 0 --keep 1 --out live >live.log 2>&1 &
 live=$!
-trap 'kill -KILL $live 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'kill -KILL $live 2>/dev/null || true; remove_work' EXIT
 for ((i = 0; i < 600; i++)); do
     [ -f live/latest ] && break
     sleep 0.1

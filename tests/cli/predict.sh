@@ -76,12 +76,12 @@ assert [[c["index"] for c in line["classes"]] + [line["file"]] for line in one] 
 END
 if have_mpi; then
     got=0
-    job 3 timeout 60 "$descent" "${use[@]}" --batch-size 2 --top 1 --json bad >three.jsonl 2>stderr || got=$?
+    job 3 timeout 300 "$descent" "${use[@]}" --batch-size 2 --top 1 --json bad >three.jsonl 2>stderr || got=$?
     [ "$got" = 1 ] || complain "broken images on three ranks: status $got instead of 1"
     cmp -s <(sed 's/"probability.*//' bad.jsonl) <(sed 's/"probability.*//' three.jsonl) ||
         complain "three ranks predict otherwise: $(cat three.jsonl)"
     got=0
-    job 2 timeout 60 "$descent" "${use[@]}" images/gone >stdout 2>stderr || got=$?
+    job 2 timeout 300 "$descent" "${use[@]}" images/gone >stdout 2>stderr || got=$?
     [ "$got" = 2 ] || complain "a missing file on two ranks: status $got instead of 2"
 fi
 

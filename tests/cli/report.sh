@@ -133,7 +133,7 @@ expect 2 "accuracy" report runs/a --plot accuracy
 # A run that is at work, and one that was killed.
 "$descent" "${small[@]}" --epochs 1000000 --eval-every 0 --out live >live.log 2>&1 &
 live=$!
-trap 'kill -KILL $live 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'kill -KILL $live 2>/dev/null || true; remove_work' EXIT
 for ((i = 0; i < 600; i++)); do
     [ -f live/latest ] && break
     sleep 0.1

@@ -24,7 +24,7 @@ else
     "${start[@]}" >stdout 2>stderr &
 fi
 job_pid=$!
-trap 'kill $job_pid 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'kill $job_pid 2>/dev/null || true; remove_work' EXIT
 mkfifo empty
 exec 9<>empty
 for ((i = 0; i < 600; i++)); do

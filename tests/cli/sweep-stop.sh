@@ -8,7 +8,7 @@ data = synthetic:256
 batch-size = 32
 device = cpu
 '
-trap 'kill $pid 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'kill $pid 2>/dev/null || true; remove_work' EXIT
 pid=
 
 # begin ARGS...: starts a sweep in the background and waits until two of its runs have evaluated twice.
@@ -45,11 +45,15 @@ begin long.sweep --out out --jobs 2
 kill -KILL $pid
 wait $pid 2>/dev/null || true
 interrupted() { cat out/*/metrics.jsonl | grep -c '"status":"interrupted"' || true; }
-for ((i = 0; i < 300; i++)); do
+for ((i = 0; i < 600; i++)); do
     [ "$(interrupted)" -lt 2 ] || break
     sleep 0.1
 done
 [ "$(interrupted)" = 2 ] || complain "runs go on without their sweep"
+for ((i = 0; i < 600; i++)); do # their locks go a moment later
+    compgen -G 'out/*/lock' >/dev/null || break
+    sleep 0.1
+done
 # To their end, which is now a few epochs away: in the file, and in what the runs were started with.
 last=$(sed -n 's/.*"kind":"epoch","epoch":\([0-9]*\).*/\1/p' out/*/metrics.jsonl | sort -n | tail -n 1)
 sed -i "s/epochs = 1000000/epochs = $((last + 5))/" long.sweep out/*.conf
@@ -68,10 +72,10 @@ for lr in 1 2 3; do
     printf 'batch-size = 32\ndata = synthetic:256\ndevice = cpu\nepochs = 100000\nlr = %s\nmodel = mlp\n' $lr >"out/lr=$lr.conf"
     {
         echo '{"kind":"run","step":0,"ranks":1,"config":{"model":"mlp"}}'
-        for epoch in {0..300}; do
+        for epoch in {0..3000}; do
             echo "{\"kind\":\"eval\",\"epoch\":$epoch,\"step\":$((epoch + 1)),\"time_s\":1,\"loss\":0.1,\"top1\":0.99,\"top5\":1.0}"
         done
-        echo '{"kind":"end","status":"done","steps":301}'
+        echo '{"kind":"end","status":"done","steps":3001}'
     } >"out/lr=$lr/metrics.jsonl"
 done
 expect 0 "3 done, 1 stopped early, 0 failed, 0 not done" sweep early.sweep --out out

@@ -9,7 +9,7 @@ command -v tmux >/dev/null || {
     exit 77
 }
 export LC_ALL=C.UTF-8 TMUX=
-trap 'terminal kill-server 2>/dev/null; rm -rf "$work"' EXIT
+trap 'terminal kill-server 2>/dev/null || true; remove_work' EXIT
 socket=0
 terminal() { tmux -S "$work/socket$socket" -f /dev/null "$@"; }
 

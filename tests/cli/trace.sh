@@ -43,7 +43,7 @@ fi
 # After a kill only the end is missing.
 "$descent" "${small[@]}" --epochs 1000000 --eval-every 0 --out none --trace killed.json >log 2>&1 &
 live=$!
-trap 'kill -KILL $live 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'kill -KILL $live 2>/dev/null || true; remove_work' EXIT
 for ((i = 0; i < 600; i++)); do
     [ "$(wc -l 2>/dev/null <killed.json || echo 0)" -gt 200 ] && break
     sleep 0.1

@@ -48,6 +48,12 @@ static void nap(double seconds) {
     nanosleep(&t, NULL);
 }
 
+/* Ends the process with a status that makes the launcher end the job, which may lose what was printed last. */
+static _Noreturn void exit_left(void) {
+    nap(0.3);
+    exit(LEFT);
+}
+
 /* Before MPI is up. */
 static void make_waker(void) {
     int ends[2];
@@ -171,7 +177,7 @@ static void pause_or_be_late(dsc_comm *world, int late) {
     int32_t result = 0;
     dsc_comm *next = NULL;
     if (first_rank == 2)
-        stop_for(late ? timeout + 3 * patience : 0.4 * timeout);
+        stop_for(late ? timeout + 5 * patience : 0.2 * timeout);
     dsc_status status = sum(world, 1, &result);
     if (!late) {
         CHECK(status == DSC_OK && result == 4);
@@ -222,14 +228,14 @@ static void leave(dsc_comm *world) {
     CHECK(sum(world, 1, &result) == DSC_E_COMM);
     dsc_comm_destroy(&group);
     end(&world, "left");
-    exit(LEFT);
+    exit_left();
 }
 
 static void say_farewell(dsc_comm *world) {
     if (first_rank == 2)
         raise(SIGSTOP);
     end(&world, "left");
-    exit(LEFT);
+    exit_left();
 }
 
 /* What is left after a failure while a communicator is made: it can be destroyed, and nothing else. */
@@ -239,7 +245,7 @@ static void end_stuck(dsc_comm *world) {
     CHECK(sum(world, 1, &result) == DSC_E_COMM && strstr(dsc_error_message(), "still waits"));
     dsc_comm_destroy(&world);
     printf("rank %d left\n", first_rank);
-    exit(LEFT);
+    exit_left();
 }
 
 static void die_if_last(void) {
@@ -283,7 +289,7 @@ int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     dsc_comm *world = NULL;
     dsc_comm_options options;
-    alarm(60);
+    alarm(180);
     make_waker();
     dsc_comm_options_init(&options);
     options.kind = "mpi";

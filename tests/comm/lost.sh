@@ -5,7 +5,7 @@ set -uo pipefail
 mode=$1
 job=$DESCENT_BINARY_DIR/tests/comm_lost
 read -r -a flags <<<"${DESCENT_MPIEXEC_FLAGS:-}"
-limit=40 # seconds; ends in three to ten
+limit=150 # seconds; ends in three to ten
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 bad=0

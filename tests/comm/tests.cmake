@@ -68,7 +68,7 @@ function(comm_on device suffix prefix)
       set(args self)
     endif()
     add_test(NAME ${name}-self-${suffix} COMMAND test_${prefix}${name}-self ${args})
-    set_tests_properties(${name}-self-${suffix} PROPERTIES TIMEOUT 300 LABELS ${suffix} PROCESSORS 2 SKIP_RETURN_CODE 77
+    set_tests_properties(${name}-self-${suffix} PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} LABELS ${suffix} PROCESSORS 2 SKIP_RETURN_CODE 77
                          ENVIRONMENT "${descent_test_environment};DESCENT_TEST_DEVICE=${device}")
     if(NOT DSC_HAVE_MPI)
       continue()
@@ -79,7 +79,7 @@ function(comm_on device suffix prefix)
     foreach(ranks IN ITEMS 1 2 3)
       add_test(NAME ${name}-mpi-${suffix}-n${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${DESCENT_MPIEXEC_FLAGS} -n ${ranks}
                $<TARGET_FILE:test_${prefix}${name}-mpi> ${args})
-      set_tests_properties(${name}-mpi-${suffix}-n${ranks} PROPERTIES TIMEOUT 300 LABELS ${suffix} PROCESSORS 2
+      set_tests_properties(${name}-mpi-${suffix}-n${ranks} PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} LABELS ${suffix} PROCESSORS 2
                            SKIP_RETURN_CODE 77 ENVIRONMENT "${descent_mpi_environment};DESCENT_TEST_DEVICE=${device}")
     endforeach()
   endforeach()

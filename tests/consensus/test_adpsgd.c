@@ -527,6 +527,9 @@ static void case_timeout(seat *s) {
     EXPECT_FAILS(DSC_E_COMM, culprit, dsc_consensus_settle(s->consensus, s->queue));
     EXPECT_OK(dsc_comm_barrier(s->comm));
     atomic_store(&stop_rank_0, 0);
+    for (int i = 0; s->rank == 0 && i < 60000 && exchanges(s) == 0; i++)
+        nap_us(1000); /* until it has answered: ending does not wait long for that */
+    EXPECT_OK(dsc_comm_barrier(s->comm));
     stand_up(s);
 }
 

@@ -76,7 +76,7 @@ static int looks, met_rank_0;
 
 /* As if this process had been stopped, for longer than the timeout, between two looks. */
 static void stop_at_the_second_look(void) {
-    const struct timespec moment = {.tv_sec = 1, .tv_nsec = 800000000};
+    const struct timespec moment = {.tv_sec = 3, .tv_nsec = 500000000};
     looks++;
     if (looks == 2)
         nanosleep(&moment, NULL);
@@ -92,7 +92,7 @@ static void test_stopped(void **state) {
     vectors v;
     make_vectors(&v);
     dsc_average_options options = usual_options("ring", 1);
-    options.timeout = 1.5;
+    options.timeout = 3;
     dsc_average *average = make_average(&v, &options);
     if (ranks > 1 && rank != 0)
         EXPECT_OK(dsc_average_begin(average, queue));

@@ -461,7 +461,7 @@ static void test_settle_again(void **state) {
         make_net(&n);
         dsc_consensus_options options = usual_options(DSC_CONSENSUS_SGP, NULL);
         options.group = group;
-        options.peer_timeout = 1; /* of the step before, too, on a busy machine */
+        options.peer_timeout = 3; /* of the step before, too, on a busy machine */
         dsc_comm *aside = NULL;   /* the synchronisation point may be `comm` */
         assert_ok(dsc_comm_split(comm, 0, rank, &aside));
         dsc_consensus *c = make_consensus(&n, &options);

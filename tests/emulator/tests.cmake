@@ -83,7 +83,7 @@ function(emulated_test name)
     set(left_out test_slices)
   endif()
   add_test(NAME emulated-${name} COMMAND test_emulated_${name} ${left_out})
-  set_tests_properties(emulated-${name} PROPERTIES TIMEOUT 600 LABELS emulated PROCESSORS 2 COST ${cost} SKIP_RETURN_CODE 77
+  set_tests_properties(emulated-${name} PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} LABELS emulated PROCESSORS 2 COST ${cost} SKIP_RETURN_CODE 77
     ENVIRONMENT "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_ORDER=${order}${gpus}")
 endfunction()
 
@@ -94,8 +94,8 @@ endforeach()
 emulated_test(batch device/test_batch.c device/eigen.c ${emulated_rig})
 emulated_test(gram device/test_gram.c device/rig.c)
 add_test(NAME emulated-gram-small COMMAND test_emulated_gram) # as on GPUs whose blocks have 99 KiB of shared memory
-set_tests_properties(emulated-gram-small PROPERTIES TIMEOUT 600 LABELS emulated PROCESSORS 2 SKIP_RETURN_CODE 77 ENVIRONMENT
+set_tests_properties(emulated-gram-small PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} LABELS emulated PROCESSORS 2 SKIP_RETURN_CODE 77 ENVIRONMENT
   "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_SHARED=101376")
 add_test(NAME emulated-attention-older COMMAND test_emulated_attention) # as on GPUs without wgmma
-set_tests_properties(emulated-attention-older PROPERTIES TIMEOUT 600 LABELS emulated PROCESSORS 2 SKIP_RETURN_CODE 77 ENVIRONMENT
+set_tests_properties(emulated-attention-older PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} LABELS emulated PROCESSORS 2 SKIP_RETURN_CODE 77 ENVIRONMENT
   "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_CAPABILITY=80")

@@ -22,7 +22,7 @@ refuse ring 3 more
 [ -x "${DESCENT_MPIEXEC:-}" ] || exit 0
 read -ra flags <<<"${DESCENT_MPIEXEC_FLAGS:-}"
 job() {
-    timeout 60 "$DESCENT_MPIEXEC" "${flags[@]}" "$@"
+    timeout 300 "$DESCENT_MPIEXEC" "${flags[@]}" "$@"
 }
 job -n 2 "$program" exponential 2 >"$work/two"
 [ "$(errors "$work/two")" = "0 0 " ] || { cat "$work/two"; exit 1; }

@@ -30,7 +30,7 @@ paste "$work/alone" "$work/two" | awk '
     /steps/ && $1 <= 75 { lines++; if (differ($3, $7) || differ($4, $8)) bad = 1 }
     END { exit !(lines == 5 && !bad) }' || { paste "$work/alone" "$work/two"; exit 1; }
 
-if timeout 60 "$DESCENT_MPIEXEC" "${flags[@]}" -n 3 "$program" 2>"$work/error"; then
+if timeout 300 "$DESCENT_MPIEXEC" "${flags[@]}" -n 3 "$program" 2>"$work/error"; then
     echo "three ranks were not refused"
     exit 1
 fi

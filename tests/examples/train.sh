@@ -26,7 +26,7 @@ refuse synthetic:512 1 more
 read -ra flags <<<"${DESCENT_MPIEXEC_FLAGS:-}"
 "$DESCENT_MPIEXEC" "${flags[@]}" -n 2 "$program" synthetic:512 2 >"$work/two"
 check_run "$work/two"
-if timeout 60 "$DESCENT_MPIEXEC" "${flags[@]}" -n 2 "$program" nonsense 2>"$work/error"; then
+if timeout 300 "$DESCENT_MPIEXEC" "${flags[@]}" -n 2 "$program" nonsense 2>"$work/error"; then
     echo "a wrong data set was not refused on two ranks"
     exit 1
 fi

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from free_port import free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLES = os.path.join(os.path.dirname(os.path.dirname(HERE)), "examples", "pytorch")
@@ -49,14 +50,6 @@ def run(tmp_path, script, *arguments, ranks=1):
         assert all(loss == loss for _, _, loss in result["curve"]), done.stdout
         assert f"{result['name']}: {result['steps']} steps in" in done.stdout
     return results
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 SMALL = ("--width", 4, "--depth", 8, "--batch-size", 16, "--factor-steps", 1, "--inv-steps", 2)

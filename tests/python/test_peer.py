@@ -15,7 +15,8 @@ import subprocess
 import sys
 
 import pytest
-from test_examples import HERE, free_port
+from free_port import free_port
+from test_examples import HERE
 
 PEER = os.environ.get("DESCENT_PEER")
 pytestmark = pytest.mark.skipif(

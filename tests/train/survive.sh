@@ -10,7 +10,7 @@ if ! "$DESCENT_MPIEXEC" --version 2>/dev/null | grep -q "Open MPI\|OpenRTE"; the
     echo "skipped: $DESCENT_MPIEXEC ends the job with its first rank: this needs Open MPI's mpirun --enable-recovery"
     exit 77
 fi
-timeout -k 5 100 "$DESCENT_MPIEXEC" "${flags[@]}" --enable-recovery -n $ranks "$DESCENT_BINARY_DIR/tests/train_survive" \
+timeout -k 5 600 "$DESCENT_MPIEXEC" "${flags[@]}" --enable-recovery -n $ranks "$DESCENT_BINARY_DIR/tests/train_survive" \
     >"$folder/out" 2>"$folder/err" </dev/null
 for ((r = 0; r < ranks; r++)); do
     if ! grep -q "^rank $r fine\$" "$folder/out"; then
