@@ -49,6 +49,9 @@ typedef struct dsc_model_options {
      * Gradients are bitwise the same, except for half types on a GPU where a GELU (tanh) lies between two linear
      * layers: without recompute it is fused into their products and rounded once less. 0 (default): all are kept. */
     int recompute;
+    /* 1: all parameters and statistics start as zeros instead of their initial values, for a model that is only
+     * described, or read from a file. That saves the time for drawing them. 0 (default): they are drawn. */
+    int zeros;
 } dsc_model_options;
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_model_options_init_sized(dsc_model_options *options, size_t size);

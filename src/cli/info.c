@@ -256,6 +256,7 @@ static dsc_status create_model(dsc_device *device, const char *name, dsc_model *
     int64_t side, channels, classes;
     dsc_model_options o;
     dsc_model_options_init(&o);
+    o.zeros = 1;
     DSC_CLI_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
     DSC_CLI_TRY(dsc_zoo_create(device, name, side, side, channels, classes, &o, out));
     return DSC_OK;

@@ -242,7 +242,8 @@ dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) {
     DSC_TRY_GOTO(status, allocate_blocks(m), fail);
     place_tensors(m);
     list_layers(m);
-    DSC_TRY_GOTO(status, initialise_all(m), fail);
+    if (!m->options.zeros) /* the memory is zeroed */
+        DSC_TRY_GOTO(status, initialise_all(m), fail);
     m->logits = logits;
     m->sealed = 1;
     return DSC_OK;

@@ -429,13 +429,11 @@ static dsc_status open_data(session *s) {
 }
 
 static dsc_status make_local(session *s) {
-    dsc_model_options model;
     DSC_TRY(open_data(s));
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
-    dsc_model_options_init(&model);
     /* Of a file that does not say how many outputs its model has, the tensors are compared below. */
     const int64_t outputs = s->facts.classes == 1 ? 1 : info.classes;
-    DSC_TRY(dsc_zoo_create(s->device, s->facts.model, info.h, info.w, info.c, outputs, &model, &s->model));
+    DSC_TRY(dsc_stored_model_create(s->device, &s->facts, info.h, info.w, info.c, outputs, &s->model));
     if (s->set->whole_numbers && s->set->mask == 0 && dsc_graph_sees_ahead(s->model))
         return DSC_FAIL(DSC_E_INVALID,
                         "model %s has layers that may see the next token, which it would have to predict: "

@@ -234,7 +234,7 @@ static dsc_status make_model(session *s) {
         DSC_TRY(dsc_stored_model_check_vocabulary(f, s->tokenizer, data));
         DSC_TRY(dsc_model_file_check_tokenizer(s->reader, s->tokenizer, data));
     }
-    DSC_TRY(dsc_zoo_create(s->device, f->model, s->context, 1, 1, s->vocabulary, NULL, &s->model));
+    DSC_TRY(dsc_stored_model_create(s->device, f, s->context, 1, 1, s->vocabulary, &s->model));
     if (!dsc_model_takes_tokens(s->model))
         return DSC_FAIL(DSC_E_INVALID, "model %s is one of images: it cannot generate text", f->model);
     DSC_TRY(dsc_statedict_check(s->model, f->model, s->reader));

@@ -158,7 +158,7 @@ static dsc_status count_classes(session *s) {
     dsc_model *model = NULL;
     int64_t side, channels, classes;
     DSC_TRY(dsc_zoo_default_input(s->facts.model, &side, &channels, &classes));
-    DSC_TRY(dsc_zoo_create(s->device, s->facts.model, side, side, channels, classes, NULL, &model));
+    DSC_TRY(dsc_stored_model_create(s->device, &s->facts, side, side, channels, classes, &model));
     const dsc_state_entry *last = &dsc_model_state(model)[dsc_model_state_count(model) - 1];
     const dsc_st_tensor *t = dsc_st_find(s->reader, last->name);
     if (t && t->ndim >= 1)
@@ -274,8 +274,7 @@ static dsc_status check_kind(const session *s) {
 
 static dsc_status make_model(session *s) {
     const dsc_model_facts *f = &s->facts;
-    DSC_TRY(
-        dsc_zoo_create(s->device, f->model, f->height, f->width, f->channels, f->classes, NULL, &s->model));
+    DSC_TRY(dsc_stored_model_create(s->device, f, f->height, f->width, f->channels, f->classes, &s->model));
     DSC_TRY(check_kind(s));
     if (!s->reader)
         return DSC_OK;

@@ -109,6 +109,14 @@ dsc_status dsc_stored_model_read_tables(dsc_device *device, const dsc_st_reader 
     return status;
 }
 
+dsc_status dsc_stored_model_create(dsc_device *device, const dsc_model_facts *facts, int64_t h, int64_t w,
+                                   int64_t c, int64_t outputs, dsc_model **out) {
+    dsc_model_options options;
+    dsc_model_options_init(&options);
+    options.zeros = 1;
+    return dsc_zoo_create(device, facts->model, h, w, c, outputs, &options, out);
+}
+
 dsc_status dsc_stored_model_check_vocabulary(const dsc_model_facts *facts, const dsc_tokenizer *tokenizer,
                                              const char *data) {
     enum { PADDED_TO = 128 }; /* rows of a table are usually padded to a multiple of 64 or 128 */

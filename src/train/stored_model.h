@@ -13,6 +13,10 @@ dsc_status dsc_stored_model_open(const char *checkpoint, const char *model, dsc_
  * and vocabulary from the shapes of its tables of positions and tokens, if it has them. */
 dsc_status dsc_stored_model_read_tables(dsc_device *device, const dsc_st_reader *reader,
                                         dsc_model_facts *facts) DSC_MUST_CHECK;
+/* Creates the model of the zoo that the file holds, for samples of h x w x c. Its values are zeros, to be read from the
+ * file. */
+dsc_status dsc_stored_model_create(dsc_device *device, const dsc_model_facts *facts, int64_t h, int64_t w,
+                                   int64_t c, int64_t outputs, dsc_model **out) DSC_MUST_CHECK;
 /* For a model whose vocabulary dsc_stored_model_read_tables took from its table: DSC_E_INVALID when `tokenizer` (NULL:
  * unknown) has another one, because its tokens then stand for other text. The table may have some more rows, as files of
  * other programs often do, for speed. `data` is for the message. */

@@ -503,6 +503,32 @@ static void test_fuzz(void **state) {
     dsc_model_destroy(&into);
 }
 
+/* ---- a model that starts as zeros ---- */
+
+/* Weights, scales and variances are zeros until they are read; then all are those of the file. */
+static void test_zeros(void **state) {
+    static const char *const names[] = {"conv1.weight", "bn1.weight", "bn1.running_var"};
+    const char *path = scratch_path(directory, "zeros.safetensors");
+    dsc_model *drawn = zoo("resnet20", 10, 1), *zeros = NULL;
+    dsc_model_options options;
+    (void)state;
+    dsc_model_options_init(&options);
+    options.zeros = 1;
+    assert_ok(dsc_zoo_create(device, "resnet20", 32, 32, 3, 10, &options, &zeros));
+    for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
+        const dsc_tensor *t = entry(zeros, names[n])->tensor;
+        float *values = runs_read(queue, t);
+        for (int64_t i = 0; i < dsc_tensor_count(t); i++)
+            assert_true(values[i] == 0);
+        free(values);
+    }
+    assert_ok(dsc_model_save(drawn, path, NULL));
+    assert_ok(dsc_model_load(zeros, path, NULL, NULL));
+    assert_true(all_same(drawn, zeros));
+    dsc_model_destroy(&zeros);
+    dsc_model_destroy(&drawn);
+}
+
 /* ---- tied weights ---- */
 
 /* e.weight [3][2], mid.weight [2][2], in files [in][out], and head.weight, another name for e.weight. */
@@ -570,6 +596,7 @@ int main(void) {
         cmocka_unit_test(test_full_disk),  cmocka_unit_test(test_memory),
         cmocka_unit_test(test_fuzz),       cmocka_unit_test(test_data_facts),
         cmocka_unit_test(test_bad_facts),  cmocka_unit_test(test_tied),
+        cmocka_unit_test(test_zeros),
     };
     scratch_make(directory);
     runs_open(&comm, &device);
