@@ -3,7 +3,7 @@
 set -euo pipefail
 descent=$DESCENT_BINARY_DIR/descent
 work=$(mktemp -d)
-# A run's watcher (src/cli/watcher.c) may write at this moment. Whether the folder can be removed is no result of the test.
+# A run's watcher (src/cli/watcher.c) may still be writing here. A folder that cannot be removed does not fail the test.
 remove_work() { rm -rf "$work" 2>/dev/null || { sleep 1 && rm -rf "$work"; } || true; }
 trap remove_work EXIT
 cd "$work"

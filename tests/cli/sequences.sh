@@ -105,7 +105,7 @@ if command -v python3 >/dev/null; then
     of_bare=$(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' stdout | head -n 1)
     awk -v a="$of_bare" -v b="$loss" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || complain "a loss of $of_bare without metadata, $loss with"
     expect 0 "line" generate --checkpoint bare.safetensors --model $model --data text:text --prompt line --tokens 5
-    # A table may have a few more rows than its data have tokens, for speed. One with many more is of other tokens.
+    # A table may have a few more rows than its data have tokens, for speed. One with many more belongs to another tokenizer.
     expect 0 "" train "${small[@]}" --vocabulary 300 --steps 1 --eval-every 0 --out padded
     bare padded/"$(cat padded/latest)" bare.safetensors
     for command in eval generate; do

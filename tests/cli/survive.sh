@@ -4,7 +4,7 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 mode=$1
-limit=400 # seconds; ends in twenty, with sanitizers on a busy machine in minutes
+limit=400 # seconds; it takes twenty, and minutes with sanitizers on a busy machine
 model=mlp
 
 if ! have_mpi; then

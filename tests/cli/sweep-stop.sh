@@ -50,7 +50,7 @@ for ((i = 0; i < 600; i++)); do
     sleep 0.1
 done
 [ "$(interrupted)" = 2 ] || complain "runs go on without their sweep"
-for ((i = 0; i < 600; i++)); do # their locks go a moment later
+for ((i = 0; i < 600; i++)); do # their locks are removed a moment later
     compgen -G 'out/*/lock' >/dev/null || break
     sleep 0.1
 done

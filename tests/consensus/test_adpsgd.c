@@ -528,7 +528,7 @@ static void case_timeout(seat *s) {
     EXPECT_OK(dsc_comm_barrier(s->comm));
     atomic_store(&stop_rank_0, 0);
     for (int i = 0; s->rank == 0 && i < 60000 && exchanges(s) == 0; i++)
-        nap_us(1000); /* until it has answered: ending does not wait long for that */
+        nap_us(1000); /* until it has answered: shutting down allows only a second for it */
     EXPECT_OK(dsc_comm_barrier(s->comm));
     stand_up(s);
 }

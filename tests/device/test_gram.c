@@ -153,7 +153,7 @@ typedef struct inputs {
     int64_t n, count;
 } inputs;
 
-/* Draws the inputs, without what is wanted. positive: x is not negative, so that nothing cancels. */
+/* Draws the inputs, without the expected result. positive: x is not negative, so that nothing cancels. */
 static inputs draw_inputs(const gram_case *g, uint64_t stream, int positive) {
     inputs in = {.n = width_of(g),
                  .count = g->desc.n * g->desc.shape.in_h * g->desc.shape.in_w * g->desc.shape.in_c};

@@ -1,4 +1,5 @@
-"""A port for torchrun, which takes it some seconds later. It is below those that the system gives to others at any time."""
+"""Prints a free port for torchrun, which opens it some seconds later. The port is outside the range from which the system
+assigns ports, so no other program gets it meanwhile."""
 
 import random
 import socket
